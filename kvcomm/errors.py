@@ -1,0 +1,39 @@
+"""One tree of errors. Each message names the value, the limit and the remedy."""
+
+from __future__ import annotations
+
+
+class KVCommError(Exception):
+    """Everything that kvcomm raises on purpose derives from this."""
+
+
+class InvalidInput(KVCommError, ValueError):
+    """A caller's argument is outside what the function accepts; nothing was changed."""
+
+
+class PromptTooLong(InvalidInput):
+    """Prompt plus requested new tokens exceed the model's positions."""
+
+
+class FingerprintMismatch(InvalidInput):
+    """KV, a pool or a file belongs to another model, dtype, adapter or tokenizer."""
+
+
+class UnsupportedModel(KVCommError):
+    """The model has a part that cannot be reused correctly; the message names it."""
+
+
+class StoreError(KVCommError):
+    """A storage tier could not do what was asked."""
+
+
+class CorruptEntry(StoreError):
+    """Stored bytes failed verification; they were set aside and never served."""
+
+
+class StoreUnavailable(StoreError):
+    """The tier is closed, full, unreachable or past its deadline."""
+
+
+class DeadlineExceeded(StoreUnavailable):
+    """The wait for a tier ended at its deadline, before an answer."""
