@@ -31,9 +31,8 @@ class Recipe:
     @cached_property
     def digest(self) -> str:
         """SHA-256 hex digest over all fields."""
-        return digest_fields(
-            b"recipe", self.origin.encode(), self.context.encode(), self.preceding.encode(), b"01"[self.exact :][:1]
-        )
+        exact = b"exact" if self.exact else b"approximate"
+        return digest_fields(b"recipe", self.origin.encode(), self.context.encode(), self.preceding.encode(), exact)
 
 
 @dataclass(frozen=True)
