@@ -1,0 +1,134 @@
+"""Estimating what a new context adds to a base: one interface, several estimators, each on the same statistics.
+
+An estimator is a frozen dataclass whose fields are its configuration and whose one function solves the statistics into
+a predictor. All work in the unrotated frame, where an offset does not depend on the position of use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from kvcomm.anchors.statistics import OffsetStatistics, Pair, PairSums, bucket_of, features, total_sums
+from kvcomm.types import SegmentKV
+
+
+class Predictor(Protocol):
+    """Statistics solved for use; constant."""
+
+    def predict(self, pair: Pair, base: SegmentKV) -> torch.Tensor | None:
+        """Offset of ``base`` used at ``pair.used``: [n_layers - 1, n_kv_heads, T, 2 * head_dim] float32, or None."""
+        ...
+
+
+class OffsetEstimator(Protocol):
+    """A way to estimate offsets."""
+
+    def solve(self, statistics: OffsetStatistics) -> Predictor | None:
+        """A predictor from what was observed, or None while that is too little."""
+        ...
+
+
+@dataclass(frozen=True)
+class NoOffset:
+    """Re-rotation only: the base is used as it is."""
+
+    def solve(self, statistics: OffsetStatistics) -> Predictor | None:
+        return None
+
+
+@dataclass(frozen=True)
+class MeanOffset:
+    """The running mean of the offsets seen for a pair, by bucket of token index; nothing for a pair never seen."""
+
+    def solve(self, statistics: OffsetStatistics) -> Predictor | None:
+        means = {pair: _mean(sums, sums.y) for pair, sums in statistics.pairs.items()}
+        return MeanPredictor(means) if means else None
+
+
+@dataclass(frozen=True)
+class MeanPredictor:
+    """Mean offsets by pair: [layers - 1, heads, buckets, F] float32."""
+
+    means: Mapping[Pair, torch.Tensor]
+
+    def predict(self, pair: Pair, base: SegmentKV) -> torch.Tensor | None:
+        mean = self.means.get(pair)
+        return None if mean is None else mean.to(base.keys.device)[:, :, _buckets(base, mean.shape[2])]
+
+
+@dataclass(frozen=True)
+class LinearOffset:
+    """Ridge regression from a token's base [K, V] to what its context adds, with a mean for each pair and bucket.
+
+    One map per layer and KV head is fitted on all pairs together, on deviations from each (pair, bucket)'s mean. A pair
+    seen in few calls leans on the mean over all pairs.
+
+    Attributes:
+        ridge: added to the diagonal of the centred Σxxᵀ, as a fraction of its mean diagonal.
+        prior_calls: weight, in calls, of the mean over all pairs against the pair's own.
+    """
+
+    ridge: float = 0.03
+    prior_calls: float = 0.5
+
+    def solve(self, statistics: OffsetStatistics) -> Predictor | None:
+        if not statistics.pairs:
+            return None
+        weights = _ridge_map(statistics, self.ridge)
+        total = total_sums(statistics.pairs, statistics)
+        global_x, global_y = _mean(total, total.x), _mean(total, total.y)
+        intercept = global_y - global_x @ weights
+        intercepts = {}
+        for pair, sums in statistics.pairs.items():
+            n = sums.tokens.shape[0]
+            own = _mean(sums, sums.y) - _mean(sums, sums.x) @ weights
+            trust = (sums.calls / (sums.calls + self.prior_calls)).float()[:, None]
+            intercepts[pair] = trust * own + (1 - trust) * intercept[:, :, :n]
+        return LinearPredictor(weights, intercept, intercepts)
+
+
+@dataclass(frozen=True)
+class LinearPredictor:
+    """weights [layers - 1, heads, F, F]; intercepts [layers - 1, heads, buckets, F], for all pairs and for each."""
+
+    weights: torch.Tensor
+    intercept: torch.Tensor
+    intercepts: Mapping[Pair, torch.Tensor]
+
+    def predict(self, pair: Pair, base: SegmentKV) -> torch.Tensor | None:
+        x = features(base).float()
+        intercept = self.intercepts.get(pair, self.intercept)
+        add = intercept.to(x.device)[:, :, _buckets(base, intercept.shape[2])]
+        layers, heads, tokens, width = x.shape
+        weights = self.weights.to(x.device)
+        out = torch.baddbmm(
+            add.reshape(layers * heads, tokens, width), x.reshape(-1, tokens, width), weights.reshape(-1, width, width)
+        )
+        return out.reshape(x.shape)
+
+
+def _buckets(base: SegmentKV, known: int) -> torch.Tensor:
+    """Bucket of each token; those beyond every bucket that was observed share the last."""
+    return bucket_of(torch.arange(len(base), device=base.keys.device)).clamp_max(known - 1)
+
+
+def _mean(sums: PairSums, of: torch.Tensor) -> torch.Tensor:
+    """Per-bucket mean, float32; a bucket that saw nothing takes the one before it."""
+    mean = of / sums.tokens.clamp_min(1)[:, None]
+    last = torch.arange(len(sums.tokens)).where(sums.tokens > 0, torch.tensor(0)).cummax(0).values
+    return mean[:, :, last].float()
+
+
+def _ridge_map(statistics: OffsetStatistics, ridge: float) -> torch.Tensor:
+    """W of y = x W minimising the squared error of deviations from each (pair, bucket) mean, float32."""
+    x = torch.cat([s.x / s.tokens.clamp_min(1).sqrt()[:, None] for s in statistics.pairs.values()], dim=2)
+    y = torch.cat([s.y / s.tokens.clamp_min(1).sqrt()[:, None] for s in statistics.pairs.values()], dim=2)
+    xx = statistics.xx - x.transpose(2, 3) @ x
+    xy = statistics.xy - x.transpose(2, 3) @ y
+    scale = xx.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-12)
+    xx = xx + (ridge * scale)[..., None, None] * torch.eye(statistics.width, dtype=xx.dtype)
+    return torch.linalg.solve(xx, xy).float()

@@ -1,0 +1,120 @@
+"""The pool: bases found by content, bounded in bytes and count, least recently used out first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvcomm.errors import InvalidInput
+from kvcomm.keys import CacheKey, Recipe
+from kvcomm.types import ModelFingerprint, Namespace, Segment, SegmentKV, digest_fields
+
+
+@dataclass(frozen=True, eq=False)
+class Base:
+    """A segment's KV as it was computed somewhere, with how that was."""
+
+    segment: Segment
+    recipe: Recipe
+    kv: SegmentKV
+
+
+class BasePool:
+    """Bases of one namespace and fingerprint, by content and by recipe.
+
+    A pool may read through to a parent: look-ups fall back to it, additions stay in the child. Several users of one
+    parent that must not see each other's additions each take a child.
+    """
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        fingerprint: ModelFingerprint,
+        max_bytes: int = 2 << 30,
+        max_entries: int = 65536,
+        parent: BasePool | None = None,
+    ) -> None:
+        if max_bytes < 0 or max_entries < 0:
+            raise InvalidInput(f"pool limits are {max_bytes} bytes and {max_entries} entries; give 0 or more")
+        if parent is not None and (parent.namespace, parent.fingerprint) != (namespace, fingerprint):
+            raise InvalidInput("a child pool has its parent's namespace and fingerprint")
+        self.namespace, self.fingerprint = namespace, fingerprint
+        self.max_bytes, self.max_entries = max_bytes, max_entries
+        self.parent = parent
+        self.nbytes = 0
+        self.evicted = 0
+        self.version = 0
+        self._entries: OrderedDict[CacheKey, Base] = OrderedDict()
+        self._by_content: dict[str, dict[Recipe, CacheKey]] = {}
+
+    def put(self, segment: Segment, recipe: Recipe, kv: SegmentKV) -> bool:
+        """Add a base unless its key is held already (the first put wins); evict old ones to make room.
+
+        Returns:
+            whether it was added; a base larger than the whole pool is not.
+
+        Raises:
+            InvalidInput: the KV does not have the shape and dtype of the pool's fingerprint.
+        """
+        kv.check(self.fingerprint, len(segment))
+        key = CacheKey.of(self.namespace, self.fingerprint, segment, recipe)
+        if len(segment) == 0 or kv.nbytes > self.max_bytes or self.max_entries == 0 or self._find(key) is not None:
+            return False
+        while self._entries and (
+            self.nbytes + kv.nbytes > self.max_bytes or len(self._entries) + 1 > self.max_entries
+        ):
+            self._remove(next(iter(self._entries)))
+            self.evicted += 1
+        self._entries[key] = Base(segment, recipe, kv)
+        self._by_content.setdefault(segment.digest, {})[recipe] = key
+        self.nbytes += kv.nbytes
+        self.version += 1
+        return True
+
+    def get(self, segment: Segment, recipe: Recipe) -> Base | None:
+        """The base of exactly this content and recipe, or None. Token ids are compared, not digests alone."""
+        return self._find(CacheKey.of(self.namespace, self.fingerprint, segment, recipe), segment)
+
+    def bases(self, segment: Segment) -> list[Base]:
+        """All bases of this content, the first put first; those of the parent before the child's."""
+        found = self.parent.bases(segment) if self.parent else []
+        for key in list(self._by_content.get(segment.digest, {}).values()):
+            base = self._entries[key]
+            if base.segment.token_ids == segment.token_ids:
+                self._entries.move_to_end(key)
+                found.append(base)
+        return found
+
+    def forget(self, segment: Segment) -> int:
+        """Drop every base of this content here; returns how many."""
+        keys = list(self._by_content.get(segment.digest, {}).values())
+        for key in keys:
+            self._remove(key)
+        return len(keys)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Base]:
+        return iter(list(self._entries.values()))
+
+    def digest(self) -> str:
+        """SHA-256 hex digest over the keys held here, in any order of insertion."""
+        return digest_fields(*sorted(key.digest.encode() for key in self._entries))
+
+    def _find(self, key: CacheKey, segment: Segment | None = None) -> Base | None:
+        base = self._entries.get(key)
+        if base is not None:
+            self._entries.move_to_end(key)
+            return base if segment is None or base.segment.token_ids == segment.token_ids else None
+        return self.parent._find(key, segment) if self.parent else None
+
+    def _remove(self, key: CacheKey) -> None:
+        base = self._entries.pop(key)
+        self.version += 1
+        self.nbytes -= base.kv.nbytes
+        recipes = self._by_content[base.segment.digest]
+        del recipes[base.recipe]
+        if not recipes:
+            del self._by_content[base.segment.digest]

@@ -1,0 +1,96 @@
+"""transformers caches over a request's buffer: one writes chosen positions in place, one grows for generation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, DynamicLayer
+
+from kvcomm.reuse.backend import KVBuffer
+
+
+class ScatterLayer(DynamicLayer):
+    """A layer whose update writes new KV at chosen positions and shows the model everything up to ``length``.
+
+    Shapes: keys and values [1, n_kv_heads, length, head_dim], views of the buffer.
+    """
+
+    def __init__(
+        self, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor | slice, before: int
+    ) -> None:
+        super().__init__()
+        self.keys, self.values = keys, values
+        self.dtype, self.device = keys.dtype, keys.device
+        self.is_initialized = True
+        self.positions, self.before = positions, before
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.keys[:, :, self.positions] = key_states
+        self.values[:, :, self.positions] = value_states
+        return self.keys, self.values
+
+    def get_seq_length(self) -> int:
+        return self.before
+
+
+def scatter_cache(buffer: KVBuffer, positions: torch.Tensor | slice, before: int, length: int) -> Cache:
+    """A cache for one forward over ``positions`` (int64 [n], or a slice) with ``length`` tokens in sight afterwards.
+
+    ``before`` is the first of the positions: what transformers takes for the cache's length when it makes a mask.
+    """
+    return Cache(
+        layers=[
+            ScatterLayer(buffer.keys[n : n + 1, :, :length], buffer.values[n : n + 1, :, :length], positions, before)
+            for n in range(buffer.keys.shape[0])
+        ]
+    )
+
+
+class BufferLayer(DynamicLayer):
+    """A growing layer that appends inside preallocated memory for as long as it can.
+
+    When generation reorders, repeats or selects rows (beams, several sequences) or the room is used up, it goes on as
+    an ordinary DynamicLayer with tensors of its own. It keeps every token of a sliding layer; the model's mask hides
+    those outside the window.
+    """
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
+        super().__init__()
+        self.room_keys, self.room_values = keys, values
+        self.keys, self.values = keys[:, :, :length], values[:, :, :length]
+        self.dtype, self.device = keys.dtype, keys.device
+        self.is_initialized = True
+
+    @property
+    def in_place(self) -> bool:
+        """Whether keys and values still are the preallocated memory."""
+        if self.keys is None:
+            return False
+        return self.keys.numel() == 0 or self.keys.data_ptr() == self.room_keys.data_ptr()
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        start = self.keys.shape[2]
+        stop = start + key_states.shape[2]
+        fits = key_states.shape[0] == self.room_keys.shape[0] and stop <= self.room_keys.shape[2]
+        if not (self.in_place and fits):
+            result: tuple[torch.Tensor, torch.Tensor] = super().update(key_states, value_states, *args, **kwargs)
+            return result
+        self.room_keys[:, :, start:stop] = key_states
+        self.room_values[:, :, start:stop] = value_states
+        self.keys, self.values = self.room_keys[:, :, :stop], self.room_values[:, :, :stop]
+        return self.keys, self.values
+
+
+def generation_cache(buffer: KVBuffer) -> Cache:
+    """An ordinary transformers Cache holding the buffer's filled part, for model.generate."""
+    return Cache(
+        layers=[
+            BufferLayer(buffer.keys[n : n + 1], buffer.values[n : n + 1], buffer.length)
+            for n in range(buffer.keys.shape[0])
+        ]
+    )

@@ -1,0 +1,331 @@
+"""The Engine: one model, one namespace, one pool; agents ask it for answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
+
+from kvcomm.anchors.book import OffsetBook
+from kvcomm.anchors.pool import BasePool
+from kvcomm.errors import FingerprintMismatch, InvalidInput, PromptTooLong
+from kvcomm.hf.backend import HFBackend
+from kvcomm.hf.reply import Prefilled, Reply, Usage
+from kvcomm.hf.support import cache_argument
+from kvcomm.hf.template import SlotValue, Template, TemplatePart
+from kvcomm.keys import Recipe
+from kvcomm.reuse.backend import KVBuffer
+from kvcomm.reuse.plan import Plan
+from kvcomm.reuse.policy import Balanced, Dense, Exact, Policy, Reuse
+from kvcomm.reuse.prompt import Prompt
+from kvcomm.reuse.run import keep, keep_reply, observe, prepare
+from kvcomm.reuse.splice import cut
+from kvcomm.types import Namespace, Segment
+
+
+class _Clock(StoppingCriteria):
+    """Notes when the first token is out; stops nothing."""
+
+    def __init__(self) -> None:
+        self.first: float | None = None
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs: Any) -> torch.BoolTensor:
+        if self.first is None:
+            self.first = time.perf_counter()
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)  # type: ignore[return-value]
+
+
+class Engine:
+    """Generates with reuse of KV between agents.
+
+    Args:
+        model, tokenizer: from transformers, the model in eval mode on one device.
+        policy: what may be reused; ``Balanced()`` unless given.
+        namespace: tenant; nothing is shared across namespaces.
+        pool, book: bases and learned offsets to go on with; new ones in memory unless given.
+        learn: whether calls add bases and offsets. With False the pool is frozen and equal greedy calls give equal
+            tokens.
+        weights: a digest of the weights that the caller vouches for, to skip reading them all.
+
+    Raises:
+        UnsupportedModel: naming what cannot be reused correctly.
+        FingerprintMismatch: pool or book belong to another model, dtype, adapter or tokenizer.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        policy: Policy | None = None,
+        namespace: str = "default",
+        pool: BasePool | None = None,
+        book: OffsetBook | None = None,
+        learn: bool = True,
+        weights: str | None = None,
+    ) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self.backend = HFBackend(model, tokenizer, weights)
+        self.namespace = Namespace(namespace)
+        fingerprint = self.backend.spec.fingerprint
+        for held in (pool, book):
+            if held is not None and held.fingerprint != fingerprint:
+                raise FingerprintMismatch(
+                    f"the {type(held).__name__} has fingerprint {held.fingerprint.digest[:12]}, the model "
+                    f"{fingerprint.digest[:12]}: KV of another model, dtype, adapter or tokenizer is never used"
+                )
+        if pool is not None and pool.namespace != self.namespace:
+            raise InvalidInput(f"the pool belongs to namespace {pool.namespace}, the engine to {self.namespace}")
+        self.pool = pool if pool is not None else BasePool(self.namespace, fingerprint)
+        self.book = book if book is not None else OffsetBook(fingerprint)
+        self.policy: Policy = policy if policy is not None else Balanced()
+        self.learn = learn
+        self._teaches = learn
+        self._agents: dict[str, Agent] = {}
+
+    def agent(self, name: str, parts: Sequence[TemplatePart]) -> Agent:
+        """Register an agent's template.
+
+        Raises:
+            InvalidInput: the template is malformed, or another one has this name already.
+        """
+        template = Template(name, parts, self.tokenizer)
+        known = self._agents.get(name)
+        if known is not None and known.template.fixed != template.fixed:
+            raise InvalidInput(f"an agent named {name!r} with another template exists; choose another name")
+        return self._agents.setdefault(name, Agent(self, template))
+
+    def fork(self, *, policy: Policy | None = None) -> Engine:
+        """An engine on the same model that reads this pool and these offsets but writes to a scratch pool of its own.
+
+        For measuring, and for a session whose texts shall not outlive it. Offsets are not learned in a fork.
+        """
+        other = object.__new__(Engine)
+        other.__dict__.update(self.__dict__)
+        other.pool = BasePool(
+            self.namespace, self.pool.fingerprint, self.pool.max_bytes, self.pool.max_entries, self.pool
+        )
+        other.policy = policy if policy is not None else self.policy
+        other.learn, other._teaches = True, False
+        other._agents = {name: Agent(other, agent.template) for name, agent in self._agents.items()}
+        return other
+
+    def prefill(self, prompt: Prompt, *, room: int = 256, policy: Policy | None = None) -> Prefilled:
+        """Plan a prompt and carry the plan out, up to the tokens that model.generate computes itself.
+
+        Args:
+            room: tokens for which the cache preallocates memory behind the prompt; more may be generated.
+            policy: for this call only.
+
+        Raises:
+            PromptTooLong: prompt and room exceed the model's positions.
+            InvalidInput: a token id is outside the model's vocabulary.
+        """
+        started = time.perf_counter()
+        chosen = policy if policy is not None else self.policy
+        self._check(prompt, room)
+        plan = self._plan(prompt, chosen)
+        buffer = prepare(self.backend, plan, self.book, room)
+        return Prefilled.of(plan, buffer, cache_argument(self.model), time.perf_counter() - started)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        label: str = "",
+        max_new_tokens: int = 256,
+        policy: Policy | None = None,
+        stopping_criteria: Sequence[StoppingCriteria] = (),
+        started: float | None = None,
+        **generate_kwargs: Any,
+    ) -> Reply:
+        """Generate an answer with the model's own generate, one prompt a call.
+
+        Args:
+            label: the place to file the answer's KV under, so that other agents can reuse it; empty files nothing.
+            max_new_tokens: at most so many tokens.
+            policy: for this call only.
+            started: ``time.perf_counter()`` when the caller had its text in hand, if that was earlier.
+            stopping_criteria, generate_kwargs: handed to model.generate.
+
+        Raises:
+            PromptTooLong: prompt and new tokens exceed the model's positions; nothing was changed.
+            InvalidInput: as prefill, or ``max_new_tokens`` is below 1; nothing was changed.
+        """
+        began = time.perf_counter() if started is None else started
+        if max_new_tokens < 1:
+            raise InvalidInput(f"max_new_tokens is {max_new_tokens}; ask for at least 1")
+        prefilled = self.prefill(prompt, room=max_new_tokens, policy=policy)
+        prepared = time.perf_counter()
+        clock = _Clock()
+        arguments = {**prefilled.generate_kwargs(), "max_new_tokens": max_new_tokens, **generate_kwargs}
+        arguments["stopping_criteria"] = StoppingCriteriaList([*stopping_criteria, clock])
+        with torch.inference_mode():
+            output = self.model.generate(**arguments)
+        finished = time.perf_counter()
+        sequences = output if isinstance(output, torch.Tensor) else output.sequences
+        token_ids = tuple(sequences[0, len(prompt) :].tolist())
+        segment = Segment(self._without_end(token_ids))
+        if self.learn:
+            self._after(prefilled, segment, label)
+        return Reply(
+            text=self.tokenizer.decode(token_ids, skip_special_tokens=True),
+            token_ids=token_ids,
+            segment=segment,
+            output=output,
+            ttft_s=(clock.first or finished) - began,
+            prefill_s=prepared - began,
+            wall_s=finished - began,
+            learn_s=time.perf_counter() - finished,
+            usage=Usage.of(prefilled.plan.counts, len(token_ids)),
+            plan=prefilled.plan,
+            pool_version=self.version,
+        )
+
+    def study(self, prompt: Prompt, answer: Segment | None = None, label: str = "") -> int:
+        """Learn from a prompt, and an answer to it if there is one, by a dense prefill alone; nothing is generated.
+
+        Returns:
+            how many offsets were observed.
+        """
+        reply = answer if answer is not None else Segment(())
+        self._check(prompt, len(reply))
+        plan = Exact().plan(prompt, self.pool, self.book)
+        buffer = prepare(self.backend, plan, self.book, len(reply))
+        self._finish(buffer, (*prompt.token_ids, *reply.token_ids))
+        return self._learn_from(plan, buffer, reply, label)
+
+    def isolate(self, segments: Sequence[Segment], behind: Segment | None = None) -> int:
+        """Compute bases of texts known before they are needed, each alone behind a short neutral prefix.
+
+        Args:
+            behind: the prefix, cut off afterwards; the tokenizer's beginning and a line break unless given.
+
+        Returns:
+            how many bases were added.
+        """
+        prefix = behind if behind is not None else self.neutral_prefix()
+        recipe = Recipe("isolated", "", prefix.digest, False)
+        added = 0
+        for segment in segments:
+            if not len(segment) or self.pool.get(segment, recipe) is not None:
+                continue
+            buffer = KVBuffer(self.backend.spec, len(prefix) + len(segment))
+            self._finish(buffer, [*prefix.token_ids, *segment.token_ids])
+            added += self.pool.put(segment, recipe, cut(buffer, self.backend.spec, len(prefix), buffer.length))
+        return added
+
+    def neutral_prefix(self) -> Segment:
+        """A few tokens that say nothing, so that a text behind them does not begin with attention sinks."""
+        encoded = self.tokenizer("Text:\n", add_special_tokens=False)["input_ids"]
+        first = self.tokenizer.bos_token_id
+        return Segment(tuple(([first] if first is not None else []) + list(encoded)))
+
+    @property
+    def version(self) -> str:
+        """Changes whenever bases or offsets that later calls could use do."""
+        return f"{self.pool.version}.{self.book.statistics.version}"
+
+    def _plan(self, prompt: Prompt, policy: Policy) -> Plan:
+        if self.backend.spec.rope.crosses(len(prompt)):
+            return Dense("the prompt is beyond the length at which LongRoPE changes its frequencies").plan(
+                prompt, self.pool, self.book
+            )
+        plan = policy.plan(prompt, self.pool, self.book)
+        if self._teaches and isinstance(policy, Reuse) and plan.counts.approximate:
+            known = sum(
+                part.stop - part.start
+                for part in plan.parts
+                if part.action == "approximate" and self.book.calls(part.part.label) >= policy.learn_first
+            )
+            if 2 * known < plan.counts.approximate:
+                exact = Exact().plan(prompt, self.pool, self.book)
+                return replace(exact, why=f"dense, to learn offsets (the first {policy.learn_first} calls of a place)")
+        return plan
+
+    def _check(self, prompt: Prompt, room: int) -> None:
+        spec = self.backend.spec
+        if len(prompt) + room > spec.max_positions:
+            raise PromptTooLong(
+                f"{len(prompt)} prompt tokens and room for {room} exceed the model's {spec.max_positions} positions; "
+                "shorten a slot or ask for fewer new tokens"
+            )
+        if max(prompt.token_ids) >= spec.vocab_size:
+            raise InvalidInput(
+                f"token id {max(prompt.token_ids)} is outside the model's vocabulary of {spec.vocab_size}; tokenise "
+                "with the model's own tokenizer"
+            )
+
+    def _without_end(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        config = self.model.generation_config
+        ends = config.eos_token_id if config is not None else None
+        stops = set(ends if isinstance(ends, list) else [ends]) | {self.tokenizer.eos_token_id}
+        stop = next((n for n, token in enumerate(token_ids) if token in stops), len(token_ids))
+        return token_ids[:stop]
+
+    def _after(self, prefilled: Prefilled, reply: Segment, label: str) -> None:
+        if prefilled.take_back():
+            plan, buffer = prefilled.plan, prefilled.buffer
+            self._finish(buffer, (*plan.prompt.token_ids, *reply.token_ids))
+            self._learn_from(plan, buffer, reply, label)
+
+    def _finish(self, buffer: KVBuffer, token_ids: tuple[int, ...]) -> None:
+        """Compute the KV of the ids that ``buffer`` does not hold yet."""
+        start = buffer.length
+        if start < len(token_ids):
+            self.backend.forward(buffer, token_ids[start:], range(start, len(token_ids)), logits=0)
+
+    def _learn_from(self, plan: Plan, buffer: KVBuffer, reply: Segment, label: str) -> int:
+        observed = observe(self.book, self.backend, buffer, plan, self.pool, self.policy) if self._teaches else 0
+        keep(self.pool, self.backend, buffer, plan, every_exact=not isinstance(self.policy, Reuse))
+        if label:
+            keep_reply(self.pool, self.backend, buffer, plan, reply, label)
+        return observed
+
+
+class Agent:
+    """An agent's template on an engine."""
+
+    def __init__(self, engine: Engine, template: Template) -> None:
+        self.engine, self.template = engine, template
+
+    @property
+    def name(self) -> str:
+        """The agent's name."""
+        return self.template.name
+
+    def prompt(self, **slots: SlotValue) -> Prompt:
+        """The filled template; each slot takes a str, a Segment or another agent's Reply."""
+        return self.template.fill(slots)
+
+    def generate(
+        self, *, max_new_tokens: int = 256, policy: Policy | None = None, options: Mapping[str, Any] | None = None, **slots: SlotValue
+    ) -> Reply:
+        """Answer with the slots filled.
+
+        Args:
+            max_new_tokens, policy: see Engine.generate.
+            options: further arguments for model.generate, such as ``{"do_sample": True}``.
+            slots: a value for each slot of the template.
+
+        Raises:
+            InvalidInput, PromptTooLong: nothing was changed.
+        """
+        started = time.perf_counter()
+        return self.engine.generate(
+            self.prompt(**slots),
+            label=f"{self.name}/reply",
+            max_new_tokens=max_new_tokens,
+            policy=policy,
+            started=started,
+            **(options or {}),
+        )
+
+    def study(self, *, answer: SlotValue | None = None, **slots: SlotValue) -> int:
+        """Learn from a call without generating: see Engine.study."""
+        segment = None if answer is None else self.template.segment("answer", answer)
+        return self.engine.study(self.prompt(**slots), segment, f"{self.name}/reply")

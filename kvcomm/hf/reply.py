@@ -1,0 +1,91 @@
+"""What a call gives back: the answer, what was reused for it, and how long it took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache
+
+from kvcomm.hf.cache import BufferLayer, generation_cache
+from kvcomm.reuse.backend import KVBuffer
+from kvcomm.reuse.plan import Plan, TokenCounts
+from kvcomm.types import Segment
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Token counts as chat services report them; ``cached_tokens`` is split in two."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    exact: int
+    approximate: int
+
+    @classmethod
+    def of(cls, counts: TokenCounts, completion_tokens: int) -> Usage:
+        """From a plan's counts."""
+        cached = counts.exact + counts.approximate
+        return cls(counts.total, completion_tokens, cached, counts.exact, counts.approximate)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An agent's answer. Filling another agent's slot with it hands over its token ids, and with them its KV.
+
+    Attributes:
+        token_ids: as generated, an end-of-text token included.
+        segment: the ids without end-of-text tokens, the answer's identity.
+        output: what model.generate returned, for those who asked it for scores or several sequences.
+        ttft_s: seconds from the call, text in hand, to the first token, every cost inside.
+        prefill_s: the part of ttft_s before model.generate: tokenising, planning, splicing, recomputing.
+        wall_s: seconds to the last token.
+        learn_s: seconds spent afterwards on keeping bases and learning offsets.
+        pool_version: changes whenever bases or offsets that later calls could use do.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    segment: Segment
+    output: Any
+    ttft_s: float
+    prefill_s: float
+    wall_s: float
+    learn_s: float
+    usage: Usage
+    plan: Plan
+    pool_version: str
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """A prompt whose cache is ready for model.generate, which computes the prompt's last tokens itself.
+
+    Its cache serves one generation; prefill again for another.
+    """
+
+    plan: Plan
+    buffer: KVBuffer
+    cache: Cache
+    cache_name: str
+    prefill_s: float
+
+    @classmethod
+    def of(cls, plan: Plan, buffer: KVBuffer, cache_name: str, prefill_s: float) -> Prefilled:
+        """Wrap a prepared buffer as a transformers cache."""
+        return cls(plan, buffer, generation_cache(buffer), cache_name, prefill_s)
+
+    def generate_kwargs(self) -> dict[str, Any]:
+        """Arguments for model.generate: input_ids and attention_mask [1, prompt tokens], and the cache."""
+        ids = torch.tensor([self.plan.prompt.token_ids], dtype=torch.int64, device=self.buffer.keys.device)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), self.cache_name: self.cache}
+
+    def take_back(self) -> bool:
+        """Let the buffer own what was generated into it; False where beams or several rows left it."""
+        layers = [layer for layer in self.cache.layers if isinstance(layer, BufferLayer) and layer.in_place]
+        if len(layers) != len(self.cache.layers):
+            return False
+        self.buffer.length = min(layer.get_seq_length() for layer in layers)
+        return True

@@ -1,0 +1,131 @@
+"""Which transformers models can be reused, decided by what they are and proven by what they compute."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from kvcomm import rope
+from kvcomm.errors import KVCommError, UnsupportedModel
+from kvcomm.rope import RopeSpec
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+_ATTENTION = ("sdpa", "eager")
+# A shift with an odd and an even part, so that a wrong pairing, a wrong theta or a missing rotation all show.
+_PROBE_SHIFT = 37
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """The name under which the model's forward takes its cache; newer transformers call it ``cache``."""
+    names = inspect.signature(model.forward).parameters
+    return next((name for name in ("past_key_values", "cache") if name in names), "past_key_values")
+
+
+def text_config(model: PreTrainedModel) -> Any:
+    """The configuration that describes the decoder, or UnsupportedModel with the missing part's name."""
+    config = model.config
+    name = type(model).__name__
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModel(f"{name} is an encoder-decoder: cross-attention KV depends on another text")
+    config = config.get_text_config(decoder=True)
+    if getattr(config, "kv_lora_rank", None):
+        raise UnsupportedModel(
+            f"{name} uses multi-head latent attention (kv_lora_rank={config.kv_lora_rank}): its cache holds latents, "
+            "for which moving positions has not been shown right"
+        )
+    kinds = set(getattr(config, "layer_types", None) or ()) - {FULL, SLIDING}
+    state = any(
+        getattr(config, field, None) for field in ("state_size", "ssm_state_size", "mamba_d_state", "conv_kernel")
+    )
+    if kinds or state:
+        what = ", ".join(sorted(kinds)) or "state-space layers"
+        raise UnsupportedModel(f"{name} has layers of kind {what}: their state cannot be cut into segments")
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise UnsupportedModel(f"{name} shares KV between layers (num_kv_shared_layers): not handled")
+    implementation = getattr(config, "_attn_implementation", None)
+    if implementation not in _ATTENTION:
+        raise UnsupportedModel(
+            f"attention {implementation!r} cannot recompute chosen positions under a mask; load the model with "
+            f"attn_implementation='sdpa' (or one of {', '.join(_ATTENTION)})"
+        )
+    return config
+
+
+def layer_kinds(config: Any) -> tuple[str, ...]:
+    """``full_attention`` or ``sliding_attention`` for each layer."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
+        return tuple(kinds)[: config.num_hidden_layers]
+    sliding = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    return ((SLIDING if sliding else FULL),) * config.num_hidden_layers
+
+
+def layer_windows(config: Any) -> tuple[int | None, ...]:
+    """Width of each layer's sliding window in tokens, or None."""
+    return tuple(
+        int(config.sliding_window) if kind == SLIDING and config.sliding_window else None
+        for kind in layer_kinds(config)
+    )
+
+
+@torch.inference_mode()
+def probe_keys(model: PreTrainedModel, position: int) -> torch.Tensor:
+    """Keys of one token alone at ``position``, [n_layers, n_kv_heads, 1, head_dim].
+
+    A lone token attends to itself only, so its hidden states are the same at every position and its keys differ by
+    the rotation alone, in every layer.
+    """
+    from transformers import DynamicCache
+
+    cache = DynamicCache()
+    inputs = {
+        "input_ids": torch.tensor([[1]], device=model.device),
+        "position_ids": torch.tensor([[position]], device=model.device),
+        cache_argument(model): cache,
+    }
+    model(**inputs, use_cache=True)
+    keys = [layer.keys for layer in cache.layers]
+    values = [layer.values for layer in cache.layers]
+    shapes = {tuple(t.shape) for t in (*keys, *values) if t is not None}
+    if len(shapes) != 1 or any(t is None for t in keys):
+        raise UnsupportedModel(f"{type(model).__name__} caches differently shaped KV in its layers: {sorted(shapes)}")
+    return torch.cat([k for k in keys if k is not None])
+
+
+def proven_rope(model: PreTrainedModel, config: Any) -> RopeSpec:
+    """The model's rotary parameters, checked against keys that the model itself computes.
+
+    Raises:
+        UnsupportedModel: the rope type is refused by name, or no known reading of it reproduces the model's keys
+            (learned or absolute positions, an unknown pairing).
+    """
+    at_zero = probe_keys(model, 0)
+    shifted = probe_keys(model, _PROBE_SHIFT)
+    tolerance = 1e-4 if shifted.dtype == torch.float32 else 3e-2
+    worst = float("inf")
+    for interleaved in (False, True):
+        try:
+            spec = RopeSpec.from_config(config, interleaved=interleaved)
+        except UnsupportedModel:
+            raise
+        except KVCommError as error:
+            raise UnsupportedModel(f"rotary parameters of {type(model).__name__}: {error}") from error
+        moved = _moved(at_zero, _PROBE_SHIFT, spec)
+        error_size = float((moved - shifted.float()).norm() / shifted.float().norm().clamp_min(1e-30))
+        worst = min(worst, error_size)
+        if error_size < tolerance:
+            return spec
+    raise UnsupportedModel(
+        f"moving a key of {type(model).__name__} by {_PROBE_SHIFT} positions differs from the model's own by "
+        f"{worst:.1e} (limit {tolerance:.0e}): its positions are not a rotation that kvcomm knows"
+    )
+
+
+def _moved(keys: torch.Tensor, shift: int, spec: RopeSpec) -> torch.Tensor:
+    def at(position: int) -> torch.Tensor:
+        return torch.tensor([position], dtype=torch.int64, device=keys.device)
+
+    return rope.rotate(rope.unrotate(keys.float(), at(0), spec), at(shift), spec)

@@ -1,0 +1,91 @@
+"""What reuse asks of a model: its shape, a buffer for one request's KV, and one forward over chosen positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from kvcomm.errors import InvalidInput
+from kvcomm.rope import RopeSpec
+from kvcomm.types import ModelFingerprint
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What has to be known of a model to move its KV.
+
+    Attributes:
+        fingerprint: identity and shape; KV is [n_layers, n_kv_heads, tokens, head_dim].
+        rope: rotary parameters of each layer.
+        windows: for each layer the width of its sliding window in tokens (a query at p sees p - width + 1 to p), or
+            None where it sees everything before it.
+        max_positions: the model's length in tokens.
+        device: where the KV lives.
+        vocab_size: token ids are below it.
+    """
+
+    fingerprint: ModelFingerprint
+    rope: RopeSpec
+    windows: tuple[int | None, ...]
+    max_positions: int
+    device: torch.device
+    vocab_size: int
+
+
+class KVBuffer:
+    """The KV of one request: preallocated, keys rotated to their positions, filled up to ``length``.
+
+    Attributes:
+        keys, values: [n_layers, n_kv_heads, capacity, head_dim].
+        length: tokens that hold KV, from position 0.
+    """
+
+    def __init__(self, spec: ModelSpec, capacity: int) -> None:
+        f = spec.fingerprint
+        shape = (f.n_layers, f.n_kv_heads, capacity, f.head_dim)
+        self.keys = torch.empty(shape, dtype=f.torch_dtype, device=spec.device)
+        self.values = torch.empty(shape, dtype=f.torch_dtype, device=spec.device)
+        self.length = 0
+
+    @property
+    def capacity(self) -> int:
+        """Tokens for which there is room."""
+        return int(self.keys.shape[2])
+
+    def check_range(self, start: int, stop: int) -> None:
+        """Raise InvalidInput unless 0 <= start <= stop <= capacity."""
+        if not 0 <= start <= stop <= self.capacity:
+            raise InvalidInput(f"positions {start} to {stop} are outside the buffer of {self.capacity} tokens")
+
+
+class ModelBackend(Protocol):
+    """A model as reuse sees it. The only implementations import a model library; everything else does not."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Shape and identity, constant over the backend's life."""
+        ...
+
+    def forward(
+        self, buffer: KVBuffer, token_ids: Sequence[int], positions: Sequence[int], logits: int
+    ) -> torch.Tensor:
+        """Run tokens through the model at the given positions, writing their KV into ``buffer`` in place.
+
+        Each token sees what the model lets it see of positions up to its own: KV already in the buffer and that of the
+        tokens computed with it. Positions must increase; those from ``buffer.length`` on extend it without a gap.
+
+        Args:
+            token_ids: n ids.
+            positions: n positions in tokens, strictly increasing.
+            logits: for how many of the last tokens to return logits; 0 skips the output layer where it can.
+
+        Returns:
+            [logits, vocabulary] in the model's dtype.
+
+        Raises:
+            InvalidInput: positions do not increase, leave a gap or exceed the buffer.
+        """
+        ...

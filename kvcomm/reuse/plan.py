@@ -1,0 +1,117 @@
+"""What a call will do with each part of its prompt, why, and how many tokens that makes of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from kvcomm.anchors.pool import Base
+from kvcomm.anchors.statistics import Pair
+from kvcomm.reuse.prompt import Part, Prompt
+
+Action = Literal["exact", "approximate", "new"]
+
+
+@dataclass(frozen=True)
+class TokenCounts:
+    """How the prompt's tokens came by their KV.
+
+    Attributes:
+        exact: reused, computed for the same tokens from position 0.
+        approximate: reused from a base of another context.
+        recomputed: of a reused segment but run through the model again.
+        new: never computed before; the prompt's last token is always computed and counts as recomputed or new.
+    """
+
+    exact: int
+    approximate: int
+    recomputed: int
+    new: int
+
+    @property
+    def total(self) -> int:
+        """Tokens of the prompt."""
+        return self.exact + self.approximate + self.recomputed + self.new
+
+    @property
+    def reuse_rate(self) -> float:
+        """Approximately reused tokens over those that exact reuse would have left to compute; 0 if there are none."""
+        rest = self.total - self.exact
+        return self.approximate / rest if rest else 0.0
+
+
+@dataclass(frozen=True)
+class PartPlan:
+    """One part's fate.
+
+    Attributes:
+        start: position of its first token.
+        base: the KV it is spliced from, or None when it is computed.
+        pair: the offset that applies, for approximate reuse.
+        recompute: positions in the prompt, increasing, that are computed again although a base is held.
+        why: one phrase for people.
+    """
+
+    part: Part
+    start: int
+    action: Action
+    why: str
+    base: Base | None = None
+    pair: Pair | None = None
+    recompute: tuple[int, ...] = ()
+
+    @property
+    def stop(self) -> int:
+        """Position after its last token."""
+        return self.start + len(self.part.segment)
+
+    @property
+    def computed(self) -> Sequence[int]:
+        """Positions that go through the model."""
+        return range(self.start, self.stop) if self.action == "new" else self.recompute
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of one call. Its last token is always computed, so that there are logits to sample from."""
+
+    prompt: Prompt
+    parts: tuple[PartPlan, ...]
+    why: str
+
+    @cached_property
+    def computed(self) -> tuple[int, ...]:
+        """All positions that go through the model, increasing; the last one of the prompt among them."""
+        found = [p for part in self.parts for p in part.computed]
+        last = len(self.prompt) - 1
+        return tuple(found if found and found[-1] == last else [*found, last])
+
+    @cached_property
+    def counts(self) -> TokenCounts:
+        """Tokens of each kind."""
+        computed = set(self.computed)
+        kinds = {"exact": 0, "approximate": 0, "recomputed": 0, "new": 0}
+        for part in self.parts:
+            for p in range(part.start, part.stop):
+                kinds["new" if part.action == "new" else "recomputed" if p in computed else part.action] += 1
+        return TokenCounts(**kinds)
+
+    @cached_property
+    def exact_until(self) -> int:
+        """Position up to which every token's KV is exact once the plan has run."""
+        for part in self.parts:
+            if part.action == "approximate" and len(part.recompute) < part.stop - part.start:
+                return part.start
+        return len(self.prompt)
+
+    def __str__(self) -> str:
+        lines = [f"{self.counts.total} tokens: {self.why}"]
+        for part in self.parts:
+            again = f", {len(part.recompute)} recomputed" if part.recompute else ""
+            lines.append(
+                f"  {part.start:>6}  {len(part.part.segment):>5} tokens  {part.part.label:<24} {part.action}{again}: "
+                f"{part.why}"
+            )
+        return "\n".join(lines)

@@ -1,0 +1,147 @@
+"""Policies: values that say what may be reused and how much of it is computed again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from kvcomm.anchors.book import OffsetBook
+from kvcomm.anchors.pool import Base, BasePool
+from kvcomm.anchors.statistics import Pair
+from kvcomm.errors import InvalidInput
+from kvcomm.keys import Origin
+from kvcomm.reuse.plan import PartPlan, Plan
+from kvcomm.reuse.prompt import Part, Prompt
+from kvcomm.reuse.select import Leading, Selection
+
+
+class Policy(Protocol):
+    """Decides each part's fate from the prompt, the bases held and the offsets learned."""
+
+    def plan(self, prompt: Prompt, pool: BasePool, book: OffsetBook) -> Plan:
+        """The plan of one call; reads the pool and changes nothing."""
+        ...
+
+
+def _new(part: Part, start: int, why: str) -> PartPlan:
+    return PartPlan(part, start, "new", why)
+
+
+def _exact_base(prompt: Prompt, index: int, pool: BasePool) -> Base | None:
+    before = prompt.preceding[index]
+    for base in pool.bases(prompt.parts[index].segment):
+        if base.recipe.exact and base.recipe.preceding == before:
+            return base
+    return None
+
+
+def exact_head(prompt: Prompt, pool: BasePool) -> list[PartPlan]:
+    """Plans for the leading parts whose KV is held for the very same tokens from position 0."""
+    head: list[PartPlan] = []
+    for index, part in enumerate(prompt.parts):
+        base = _exact_base(prompt, index, pool) if len(part.segment) else None
+        if base is None and len(part.segment):
+            break
+        head.append(PartPlan(part, prompt.starts[index], "exact", "same tokens from position 0", base))
+    return head
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Reuse nothing: a full prefill."""
+
+    why: str = "dense prefill as asked"
+
+    def plan(self, prompt: Prompt, pool: BasePool, book: OffsetBook) -> Plan:
+        parts = [_new(part, start, "dense") for part, start in zip(prompt.parts, prompt.starts, strict=True)]
+        return Plan(prompt, tuple(parts), self.why)
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Reuse only KV computed for the same tokens from position 0; greedy answers equal the dense run's."""
+
+    def plan(self, prompt: Prompt, pool: BasePool, book: OffsetBook) -> Plan:
+        head = exact_head(prompt, pool)
+        rest = [
+            _new(part, start, "not held for this prefix")
+            for part, start in zip(prompt.parts[len(head) :], prompt.starts[len(head) :], strict=True)
+        ]
+        return Plan(prompt, (*head, *rest), f"exact reuse of {len(head)} of {len(prompt.parts)} parts")
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """Approximate reuse: bases by preference of origin, offsets, and a selection to recompute.
+
+    Attributes:
+        origins: which bases may be used, the preferred first; those named together in one string tuple rank alike.
+        offsets: whether learned offsets are added.
+        select: tokens to recompute in each approximately reused segment.
+        dense_above: when more than this share of the tokens outside the exact head must be computed anyway, all are.
+        learn_first: while learning, the first so many calls at a place are computed densely: only they show offsets.
+    """
+
+    origins: tuple[tuple[Origin, ...], ...] = (("prompt", "decode"), ("isolated",))
+    offsets: bool = True
+    select: Selection = field(default_factory=lambda: Leading(16))
+    dense_above: float = 0.7
+    learn_first: int = 2
+
+    def plan(self, prompt: Prompt, pool: BasePool, book: OffsetBook) -> Plan:
+        parts = exact_head(prompt, pool)
+        for index in range(len(parts), len(prompt.parts)):
+            parts.append(self._part(prompt.parts[index], prompt.starts[index], pool))
+        plan = Plan(prompt, tuple(parts), "reuse")
+        counts = plan.counts
+        rest = counts.total - counts.exact
+        share = (counts.new + counts.recomputed) / rest if rest else 0.0
+        if counts.approximate and share > self.dense_above:
+            why = f"dense: {share:.0%} of the tokens must be computed anyway (limit {self.dense_above:.0%})"
+            return replace(Exact().plan(prompt, pool, book), why=why)
+        return plan
+
+    def _part(self, part: Part, start: int, pool: BasePool) -> PartPlan:
+        if not len(part.segment):
+            return PartPlan(part, start, "exact", "empty")
+        base = self.choose(pool.bases(part.segment))
+        if base is None:
+            return _new(part, start, "no base held for this text")
+        pair = Pair(base.recipe.origin, base.recipe.context, part.label) if self.offsets else None
+        recompute = tuple(start + i for i in self.select.indices(len(part.segment)))
+        where = f"{base.recipe.origin} of {base.recipe.context}" if base.recipe.context else base.recipe.origin
+        return PartPlan(part, start, "approximate", f"base from {where}", base, pair, recompute)
+
+    def choose(self, bases: list[Base]) -> Base | None:
+        """The preferred base: by rank of its origin, then the first put."""
+        for alike in self.origins:
+            for base in bases:
+                if base.recipe.origin in alike:
+                    return base
+        return None
+
+
+@dataclass(frozen=True)
+class Balanced(Reuse):
+    """The default: offsets, and the leading tokens of each segment recomputed.
+
+    Attributes:
+        max_kl: the mean KL in nats that a user accepts. Until closeness can be predicted before the first token it
+            bounds nothing: it is kept for the report, and docs/methods.md has what was measured.
+    """
+
+    max_kl: float = 0.05
+    select: Selection = field(default_factory=lambda: Leading(8))
+
+    def __post_init__(self) -> None:
+        if not self.max_kl > 0 or self.learn_first < 0:
+            raise InvalidInput(
+                f"max_kl is {self.max_kl} and learn_first {self.learn_first}; give a KL above 0 nats and 0 or more calls"
+            )
+
+
+@dataclass(frozen=True)
+class Fast(Reuse):
+    """Offsets, and nothing recomputed but what was never computed. Faster, further from the dense answer."""
+
+    select: Selection = field(default_factory=lambda: Leading(0))

@@ -1,0 +1,59 @@
+"""A prompt is an ordered list of labelled segments; its token ids are the segments' ids joined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from kvcomm.errors import InvalidInput
+from kvcomm.types import Segment, digest_tokens
+
+
+@dataclass(frozen=True)
+class Part:
+    """A segment at its place.
+
+    Attributes:
+        segment: the token ids.
+        label: the place, ``agent/slot`` or ``agent/#n`` for the n-th fixed text; what an offset is learned for.
+    """
+
+    segment: Segment
+    label: str
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Parts in order. Dense and reused runs see the same ids, since both see these.
+
+    Raises:
+        InvalidInput: the prompt has no tokens.
+    """
+
+    parts: tuple[Part, ...]
+
+    def __post_init__(self) -> None:
+        if not any(len(part.segment) for part in self.parts):
+            raise InvalidInput("the prompt has 0 tokens; give it at least one")
+
+    @cached_property
+    def token_ids(self) -> tuple[int, ...]:
+        """All ids, in order."""
+        return tuple(token for part in self.parts for token in part.segment.token_ids)
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """Position of each part's first token."""
+        found, at = [], 0
+        for part in self.parts:
+            found.append(at)
+            at += len(part.segment)
+        return tuple(found)
+
+    @cached_property
+    def preceding(self) -> tuple[str, ...]:
+        """For each part the content digest of all ids before it."""
+        return tuple(digest_tokens(self.token_ids[:start]) for start in self.starts)
+
+    def __len__(self) -> int:
+        return len(self.token_ids)

@@ -1,0 +1,103 @@
+"""Carrying a plan out: splice what is held, recompute what was chosen, and afterwards keep and learn what came of it."""
+
+from __future__ import annotations
+
+from kvcomm.anchors.book import Observation, OffsetBook
+from kvcomm.anchors.pool import BasePool
+from kvcomm.anchors.statistics import Pair
+from kvcomm.keys import Recipe
+from kvcomm.reuse.backend import KVBuffer, ModelBackend
+from kvcomm.reuse.plan import PartPlan, Plan
+from kvcomm.reuse.policy import Policy, Reuse
+from kvcomm.reuse.splice import cut, splice
+from kvcomm.types import Segment, digest_tokens
+
+
+def prepare(backend: ModelBackend, plan: Plan, book: OffsetBook, room: int) -> KVBuffer:
+    """Splice and recompute until all that is left to compute is a run of tokens at the prompt's end.
+
+    Returns:
+        a buffer filled from position 0 to somewhere before the prompt's last token, with room for ``room`` tokens
+        after the prompt. Whoever generates computes the rest in its first forward: there logits come from.
+    """
+    spec = backend.spec
+    prompt = plan.prompt
+    buffer = KVBuffer(spec, len(prompt) + room)
+    held = [part for part in plan.parts if part.base is not None]
+    tail = _tail_start(plan)
+    for part in held:
+        _splice_part(buffer, backend, part, book)
+    buffer.length = tail
+    middle = [p for p in plan.computed if p < tail]
+    if middle:
+        backend.forward(buffer, [prompt.token_ids[p] for p in middle], middle, logits=0)
+    return buffer
+
+
+def _tail_start(plan: Plan) -> int:
+    """Start of the final run to leave to the generating forward: the whole run if nothing else is computed."""
+    last = len(plan.prompt) - 1
+    first = plan.computed[0]
+    return first if plan.computed == tuple(range(first, last + 1)) else last
+
+
+def _splice_part(buffer: KVBuffer, backend: ModelBackend, part: PartPlan, book: OffsetBook) -> None:
+    if part.base is not None:
+        offset = book.estimate(part.pair, part.base.kv) if part.pair is not None else None
+        splice(buffer, backend.spec, part.base.kv, part.start, offset)
+
+
+def keep(
+    pool: BasePool, backend: ModelBackend, buffer: KVBuffer, plan: Plan, every_exact: bool
+) -> int:
+    """Put into the pool what this call computed first; returns how many bases were added.
+
+    A segment's KV is kept when the pool has no base of its content, when it is the prompt's head, or, with
+    ``every_exact``, whenever it is exact for this prefix.
+    """
+    added = 0
+    for index, part in enumerate(plan.parts):
+        segment = part.part.segment
+        if not len(segment) or part.action == "exact":
+            continue
+        exact = part.stop <= plan.exact_until
+        wanted = part.action == "new" and not pool.bases(segment)
+        if wanted or (exact and (index == 0 or every_exact)):
+            recipe = Recipe("prompt", part.part.label, plan.prompt.preceding[index], exact)
+            added += pool.put(segment, recipe, cut(buffer, backend.spec, part.start, part.stop))
+    return added
+
+
+def keep_reply(
+    pool: BasePool, backend: ModelBackend, buffer: KVBuffer, plan: Plan, reply: Segment, label: str
+) -> bool:
+    """Put an agent's answer, whose KV stands in ``buffer`` behind the prompt, into the pool unless it is held."""
+    if not len(reply) or pool.bases(reply):
+        return False
+    start = len(plan.prompt)
+    exact = plan.exact_until == start
+    recipe = Recipe("decode", label, digest_tokens(plan.prompt.token_ids), exact)
+    return pool.put(reply, recipe, cut(buffer, backend.spec, start, start + len(reply)))
+
+
+def observe(
+    book: OffsetBook, backend: ModelBackend, buffer: KVBuffer, plan: Plan, pool: BasePool, policy: Policy
+) -> int:
+    """Learn offsets from the exact KV of a call: each computed part against the base that reuse would have taken.
+
+    Returns:
+        how many observations were learned.
+    """
+    if not isinstance(policy, Reuse):
+        return 0
+    seen = []
+    for index, part in enumerate(plan.parts):
+        base = policy.choose(pool.bases(part.part.segment))
+        if part.action != "new" or part.stop > plan.exact_until or base is None:
+            continue
+        if base.recipe.exact and base.recipe.preceding == plan.prompt.preceding[index]:
+            continue
+        pair = Pair(base.recipe.origin, base.recipe.context, part.part.label)
+        seen.append(Observation(pair, base.kv, cut(buffer, backend.spec, part.start, part.stop)))
+    book.learn(seen)
+    return len(seen)

@@ -1,0 +1,62 @@
+"""Moving KV between a segment's own frame and a request's buffer: one rotation each way, straight into place."""
+
+from __future__ import annotations
+
+import torch
+
+from kvcomm import rope
+from kvcomm.errors import InvalidInput
+from kvcomm.reuse.backend import KVBuffer, ModelSpec
+from kvcomm.types import SegmentKV
+
+
+def positions_of(start: int, length: int, device: torch.device) -> torch.Tensor:
+    """Positions start, start + 1, ... as int64 [length]."""
+    return torch.arange(start, start + length, dtype=torch.int64, device=device)
+
+
+def splice(buffer: KVBuffer, spec: ModelSpec, base: SegmentKV, start: int, offset: SegmentKV | None = None) -> None:
+    """Write base + offset into ``buffer`` at ``start``, rotating the keys once to their new positions.
+
+    ``buffer.length`` is the caller's to set, once everything up to it is filled.
+
+    Args:
+        base: unrotated KV, [n_layers, n_kv_heads, T, head_dim].
+        offset: what the new context adds, same shape and frame, or None. In layer 0 it is zero: keys and values of
+            the first layer depend on the token alone.
+
+    Raises:
+        InvalidInput: base does not fit the model, offset does not fit base, or the range does not fit the buffer.
+    """
+    length = len(base)
+    base.check(spec.fingerprint, length)
+    buffer.check_range(start, start + length)
+    if not length:
+        return
+    target_k = buffer.keys[:, :, start : start + length]
+    target_v = buffer.values[:, :, start : start + length]
+    positions = positions_of(start, length, base.keys.device)
+    if offset is None:
+        target_v.copy_(base.values)
+        rope.rotate(base.keys, positions, spec.rope, out=target_k)
+        return
+    if offset.keys.shape != base.keys.shape:
+        raise InvalidInput(f"offset {tuple(offset.keys.shape)} does not fit its base {tuple(base.keys.shape)}")
+    torch.add(base.values, offset.values, out=target_v)
+    rope.rotate_add(base.keys, offset.keys, positions, spec.rope, out=target_k)
+
+
+def cut(buffer: KVBuffer, spec: ModelSpec, start: int, stop: int) -> SegmentKV:
+    """Copy positions ``start`` to ``stop`` out of ``buffer`` into the unrotated frame, in one new allocation.
+
+    Raises:
+        InvalidInput: the range is not filled.
+    """
+    if not 0 <= start <= stop <= buffer.length:
+        raise InvalidInput(f"positions {start} to {stop} are not all filled: the buffer holds {buffer.length} tokens")
+    keys = buffer.keys[:, :, start:stop]
+    if stop > start:
+        unrotated = rope.unrotate(keys, positions_of(start, stop - start, keys.device), spec.rope)
+    else:
+        unrotated = keys.clone()
+    return SegmentKV(unrotated, buffer.values[:, :, start:stop].clone())
