@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Annotated
 
@@ -24,6 +25,24 @@ def model(model: ModelOption = None) -> None:
     from eval.models import resolve
 
     typer.echo(resolve(model))
+
+
+def _mount(name: str, module: str, summary: str) -> None:
+    """Add ``module.app`` as a sub-command that is imported only when it is called."""
+
+    @app.command(
+        name,
+        help=summary,
+        add_help_option=False,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )
+    def command(context: typer.Context) -> None:
+        importlib.import_module(module).app(args=context.args, prog_name=f"python -m eval {name}")
+
+
+_mount("run", "eval.run", "Compare methods on a task.")
+_mount("demo", "eval.demo", "Five agents that share KV, and a page about it.")
+_mount("page", "eval.report", "Make the HTML page again from a results file.")
 
 
 def main() -> None:

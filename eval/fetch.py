@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eval.cache import cache_dir, locked
-from eval.console import waiting
+from eval.progress import waiting
 from kvcomm.errors import KVCommError
 
 DOWNLOAD_TIMEOUT_S = 900.0

