@@ -1,0 +1,73 @@
+# make demo   five agents on a real model, report in results/   (first run: a few minutes of installation)
+# make test   every check; CI calls this and nothing else
+#
+# PYTHON=python3.12           another interpreter (3.11 or newer)
+# PIP_FLAGS="--index-url …"   options for pip, where it would bring a CUDA build of torch that you do not want
+SHELL := /bin/bash
+PYTHON ?= python3
+PIP_FLAGS ?=
+DEMO_FLAGS ?=
+TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
+EXTRAS := .[eval,dev,crypto]
+
+BIN := .venv/bin
+READY := .venv/.ready
+LATEST_BIN := .venv-latest/bin
+LATEST_READY := .venv-latest/.ready
+
+export PIP_FLAGS
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help demo test lint format test-latest bench soak clean
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+# torch comes first, so that no other package's requirement chooses its build.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is older than Python 3.11; pass PYTHON=python3.11 or newer"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt $(TORCH)
+	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e '$(EXTRAS)'
+	touch $@
+
+$(LATEST_READY): pyproject.toml constraints.txt
+	test -x $(LATEST_BIN)/python || $(PYTHON) -m venv .venv-latest
+	$(LATEST_BIN)/python -m pip install -q $(PIP_FLAGS) $(TORCH)
+	$(LATEST_BIN)/python -m pip install -q $(PIP_FLAGS) $(TORCH) -e '$(EXTRAS)'
+	touch $@
+
+demo: $(READY)
+	$(BIN)/python -m eval demo $(DEMO_FLAGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: lint
+	$(BIN)/python -m pytest -q $(PYTEST_FLAGS)
+
+# The parts that face transformers, with its newest release, in an environment of their own.
+test-latest: $(LATEST_READY)
+	$(LATEST_BIN)/python -m pip install -q $(PIP_FLAGS) --upgrade --upgrade-strategy only-if-needed transformers $(TORCH)
+	$(LATEST_BIN)/python -c 'import transformers; print("transformers", transformers.__version__)'
+	$(LATEST_BIN)/python -m pytest -q $(wildcard tests/hf tests/rope tests/test_package.py) $(PYTEST_FLAGS)
+
+bench: $(READY)
+	@test -f benchmarks/__main__.py || { echo "benchmarks/ has nothing to run yet"; exit 1; }
+	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
+
+soak: $(READY)
+	@test -f benchmarks/soak.py || { echo "benchmarks/soak.py does not exist yet"; exit 1; }
+	$(BIN)/python -m benchmarks.soak $(SOAK_FLAGS)
+
+clean:
+	rm -rf .venv .venv-latest build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,58 @@
+"""``python -m eval …``. Each command imports what it needs when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Annotated
+
+import typer
+
+from kvcomm.errors import KVCommError
+
+app = typer.Typer(name="eval", help="Measure kvcomm.", no_args_is_help=True, pretty_exceptions_enable=False)
+ModelOption = Annotated[str | None, typer.Option("--model", help="HuggingFace id or local folder.")]
+
+
+@app.callback()
+def _root() -> None:
+    """Measure kvcomm: time to first token, reuse and closeness to a full prefill."""
+
+
+@app.command()
+def model(model: ModelOption = None) -> None:
+    """Fetch the default model if needed and print its folder as the last line."""
+    from eval.models import resolve
+
+    typer.echo(resolve(model))
+
+
+def _mount(name: str, module: str, summary: str) -> None:
+    """Add ``module.app`` as a sub-command that is imported only when it is called."""
+
+    @app.command(
+        name,
+        help=summary,
+        add_help_option=False,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )
+    def command(context: typer.Context) -> None:
+        importlib.import_module(module).app(args=context.args, prog_name=f"python -m eval {name}")
+
+
+_mount("run", "eval.run", "Compare methods on a task.")
+_mount("demo", "eval.demo", "Five agents that share KV, and a page about it.")
+_mount("page", "eval.report", "Make the HTML page again from a results file.")
+
+
+def main() -> None:
+    """Run the command line; errors raised on purpose become one line and exit status 1."""
+    try:
+        app()
+    except KVCommError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

