@@ -99,10 +99,16 @@ class Engine:
             raise InvalidInput(f"an agent named {name!r} with another template exists; choose another name")
         return self._agents.setdefault(name, Agent(self, template))
 
-    def fork(self, *, policy: Policy | None = None) -> Engine:
+    @property
+    def agents(self) -> Mapping[str, Agent]:
+        """The registered agents by name."""
+        return dict(self._agents)
+
+    def fork(self, *, policy: Policy | None = None, learn: bool = True) -> Engine:
         """An engine on the same model that reads this pool and these offsets but writes to a scratch pool of its own.
 
-        For measuring, and for a session whose texts shall not outlive it. Offsets are not learned in a fork.
+        For measuring, and for a session whose texts shall not outlive it. Offsets are not learned in a fork; bases are
+        kept in its scratch pool unless ``learn`` is False.
         """
         other = object.__new__(Engine)
         other.__dict__.update(self.__dict__)
@@ -110,7 +116,7 @@ class Engine:
             self.namespace, self.pool.fingerprint, self.pool.max_bytes, self.pool.max_entries, self.pool
         )
         other.policy = policy if policy is not None else self.policy
-        other.learn, other._teaches = True, False
+        other.learn, other._teaches = learn, False
         other._agents = {name: Agent(other, agent.template) for name, agent in self._agents.items()}
         return other
 
@@ -185,6 +191,30 @@ class Engine:
             plan=prefilled.plan,
             pool_version=self.version,
         )
+
+    def force(
+        self, prompt: Prompt, answer: Segment, *, label: str = "", policy: Policy | None = None
+    ) -> tuple[torch.Tensor, Plan]:
+        """Teacher-force an answer: the logits with which the model, reusing as planned, would have chosen each token.
+
+        Bases are kept as a generated answer's would be, if the engine learns.
+
+        Returns:
+            logits [len(answer), vocabulary], float32, and the plan that was carried out.
+
+        Raises:
+            InvalidInput: the answer is empty; otherwise as prefill.
+        """
+        if not len(answer):
+            raise InvalidInput("the answer has 0 tokens; there is nothing to force")
+        prefilled = self.prefill(prompt, room=len(answer), policy=policy)
+        plan, buffer = prefilled.plan, prefilled.buffer
+        token_ids = (*prompt.token_ids, *answer.token_ids)
+        start = buffer.length
+        logits = self.backend.forward(buffer, token_ids[start:], range(start, len(token_ids)), len(answer) + 1)
+        if self.learn:
+            self._learn_from(plan, buffer, answer, label)
+        return logits[:-1].float(), plan
 
     def study(self, prompt: Prompt, answer: Segment | None = None, label: str = "") -> int:
         """Learn from a prompt, and an answer to it if there is one, by a dense prefill alone; nothing is generated.
@@ -324,6 +354,11 @@ class Agent:
             started=started,
             **(options or {}),
         )
+
+    def force(self, answer: SlotValue, *, policy: Policy | None = None, **slots: SlotValue) -> tuple[torch.Tensor, Plan]:
+        """Teacher-force an answer: see Engine.force."""
+        segment = self.template.segment("answer", answer)
+        return self.engine.force(self.prompt(**slots), segment, label=f"{self.name}/reply", policy=policy)
 
     def study(self, *, answer: SlotValue | None = None, **slots: SlotValue) -> int:
         """Learn from a call without generating: see Engine.study."""
