@@ -1,0 +1,120 @@
+"""Tiny random models of real transformers classes, the same at every call: no file and no network is needed.
+
+Weights are scaled so that activations are of order one in every layer: attention is neither flat nor one-hot, and a
+wrong position, head or layer shows in the numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+MAX_POSITIONS = 4096
+SWITCH_LENGTH = 1024
+"""Where the LongRoPE families turn from short to long factors."""
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_POSITIONS,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+
+INTERLEAVED = frozenset({"cohere", "glm"})
+"""Families whose rotary pairs are neighbours (2i, 2i + 1) instead of halves."""
+
+
+def _build(name: str, *, config_name: str | None = None, **overrides: Any) -> PreTrainedModel:
+    config = getattr(transformers, config_name or f"{name}Config")(**{**_COMMON, **overrides})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model: PreTrainedModel = getattr(transformers, f"{name}ForCausalLM")(config)
+    generator = torch.Generator().manual_seed(1234)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() < 2:  # biases and norms: near what the class starts them with
+                parameter.add_(0.1 * noise)
+            else:
+                parameter.copy_(noise * (1.5 / math.sqrt(parameter.shape[-1])))
+        embedding = model.get_input_embeddings()  # some scale what they hold
+        embedding.weight.div_(embedding(torch.arange(config.vocab_size)).std())
+    return model.eval()
+
+
+def _llama(**rope: Any) -> PreTrainedModel:
+    return _build("Llama", rope_parameters={"rope_theta": 10000.0, **rope})
+
+
+def _longrope_factors(pairs: int) -> dict[str, Any]:
+    return {
+        "rope_type": "longrope",
+        "short_factor": [1.0 + 0.05 * i for i in range(pairs)],
+        "long_factor": [1.0 + 0.7 * i for i in range(pairs)],
+    }
+
+
+def _smollm3() -> PreTrainedModel:
+    return _build("SmolLM3", num_hidden_layers=4, no_rope_layers=[1, 1, 0, 1])
+
+
+def _gemma3() -> PreTrainedModel:
+    rope = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
+    }
+    types = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+    return _build(
+        "Gemma3",
+        config_name="Gemma3TextConfig",
+        num_hidden_layers=4,
+        head_dim=16,
+        layer_types=types,
+        sliding_window=32,
+        rope_parameters=rope,
+        query_pre_attn_scalar=16,
+    )
+
+
+FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama": _llama,
+    "llama-linear": lambda: _llama(rope_type="linear", factor=4.0),
+    "llama-llama3": lambda: _llama(
+        rope_type="llama3",
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=512,
+    ),
+    "llama-yarn": lambda: _llama(rope_type="yarn", factor=8.0, original_max_position_embeddings=512),
+    "llama-longrope": lambda: _llama(
+        **_longrope_factors(8), factor=4.0, original_max_position_embeddings=SWITCH_LENGTH
+    ),
+    "llama-proportional": lambda: _llama(rope_type="proportional", partial_rotary_factor=0.25),
+    "qwen2": lambda: _build("Qwen2", rope_parameters={"rope_theta": 1000000.0}),
+    "qwen3": lambda: _build("Qwen3", head_dim=24),
+    "mistral": lambda: _build("Mistral", sliding_window=32),
+    "phi3": lambda: _build(
+        "Phi3",
+        original_max_position_embeddings=SWITCH_LENGTH,
+        partial_rotary_factor=0.75,
+        rope_parameters={"rope_theta": 10000.0, **_longrope_factors(6)},
+    ),
+    "gemma3": _gemma3,
+    "gpt_neox": lambda: _build("GPTNeoX", rotary_pct=0.25, num_key_value_heads=4),
+    "cohere": lambda: _build("Cohere", logit_scale=1.0),
+    "glm": lambda: _build("Glm", head_dim=16),
+    "smollm3": _smollm3,
+}
