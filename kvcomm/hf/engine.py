@@ -135,7 +135,7 @@ class Engine:
         chosen = policy if policy is not None else self.policy
         self._check(prompt, room)
         plan = self._plan(prompt, chosen)
-        buffer = prepare(self.backend, plan, self.book, room)
+        plan, buffer = prepare(self.backend, plan, chosen, self.book, room)
         return Prefilled.of(plan, buffer, cache_argument(self.model), time.perf_counter() - started)
 
     def generate(
@@ -225,7 +225,7 @@ class Engine:
         reply = answer if answer is not None else Segment(())
         self._check(prompt, len(reply))
         plan = Exact().plan(prompt, self.pool, self.book)
-        buffer = prepare(self.backend, plan, self.book, len(reply))
+        plan, buffer = prepare(self.backend, plan, Exact(), self.book, len(reply))
         self._finish(buffer, (*prompt.token_ids, *reply.token_ids))
         return self._learn_from(plan, buffer, reply, label)
 

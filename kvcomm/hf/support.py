@@ -9,12 +9,12 @@ import torch
 from transformers import PreTrainedModel
 
 from kvcomm import rope
-from kvcomm.errors import KVCommError, UnsupportedModel
+from kvcomm.errors import UnsupportedModel
 from kvcomm.rope import RopeSpec
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 _ATTENTION = ("sdpa", "eager")
-# A shift with an odd and an even part, so that a wrong pairing, a wrong theta or a missing rotation all show.
+# Near enough that a wrong pairing or a missing rotation cannot wrap around; the far probe shows a wrong frequency.
 _PROBE_SHIFT = 37
 
 
@@ -96,36 +96,35 @@ def probe_keys(model: PreTrainedModel, position: int) -> torch.Tensor:
 
 
 def proven_rope(model: PreTrainedModel, config: Any) -> RopeSpec:
-    """The model's rotary parameters, checked against keys that the model itself computes.
+    """The model's rotary parameters, checked against keys that the model itself computes near and far.
 
     Raises:
         UnsupportedModel: the rope type is refused by name, or no known reading of it reproduces the model's keys
-            (learned or absolute positions, an unknown pairing).
+            (learned or absolute positions, an unknown pairing, rotary buffers rounded by ``model.to(dtype)``).
     """
     at_zero = probe_keys(model, 0)
-    shifted = probe_keys(model, _PROBE_SHIFT)
-    tolerance = 1e-4 if shifted.dtype == torch.float32 else 3e-2
-    worst = float("inf")
+    tolerance = 1e-4 if at_zero.dtype == torch.float32 else 3e-2
+    errors = {}
     for interleaved in (False, True):
-        try:
-            spec = RopeSpec.from_config(config, interleaved=interleaved)
-        except UnsupportedModel:
-            raise
-        except KVCommError as error:
-            raise UnsupportedModel(f"rotary parameters of {type(model).__name__}: {error}") from error
-        moved = _moved(at_zero, _PROBE_SHIFT, spec)
-        error_size = float((moved - shifted.float()).norm() / shifted.float().norm().clamp_min(1e-30))
-        worst = min(worst, error_size)
-        if error_size < tolerance:
+        spec = RopeSpec.from_config(config, interleaved=interleaved)
+        far = min(int(config.max_position_embeddings), spec.limit) - 1
+        errors[interleaved] = max(
+            _moving_error(at_zero, probe_keys(model, shift), shift, spec) for shift in (min(_PROBE_SHIFT, far), far)
+        )
+        if errors[interleaved] < tolerance:
             return spec
     raise UnsupportedModel(
-        f"moving a key of {type(model).__name__} by {_PROBE_SHIFT} positions differs from the model's own by "
-        f"{worst:.1e} (limit {tolerance:.0e}): its positions are not a rotation that kvcomm knows"
+        f"moving keys of {type(model).__name__} differs from the model's own by {min(errors.values()):.1e} (limit "
+        f"{tolerance:.0e}): its positions are not a rotation that kvcomm knows, or model.to(dtype) has rounded its "
+        "rotary buffers; load it with from_pretrained(..., dtype=...) instead"
     )
 
 
-def _moved(keys: torch.Tensor, shift: int, spec: RopeSpec) -> torch.Tensor:
-    def at(position: int) -> torch.Tensor:
-        return torch.tensor([position], dtype=torch.int64, device=keys.device)
+def _moving_error(at_zero: torch.Tensor, shifted: torch.Tensor, shift: int, spec: RopeSpec) -> float:
+    """Relative error of moving keys from position 0 to ``shift``; both [layers, kv heads, 1, head_dim]."""
 
-    return rope.rotate(rope.unrotate(keys.float(), at(0), spec), at(shift), spec)
+    def at(position: int) -> torch.Tensor:
+        return torch.tensor([position], dtype=torch.int64, device=at_zero.device)
+
+    moved = rope.rotate(rope.unrotate(at_zero.float(), at(0), spec), at(shift), spec)
+    return float((moved - shifted.float()).norm() / shifted.float().norm().clamp_min(1e-30))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -34,12 +34,6 @@ class TokenCounts:
     def total(self) -> int:
         """Tokens of the prompt."""
         return self.exact + self.approximate + self.recomputed + self.new
-
-    @property
-    def reuse_rate(self) -> float:
-        """Approximately reused tokens over those that exact reuse would have left to compute; 0 if there are none."""
-        rest = self.total - self.exact
-        return self.approximate / rest if rest else 0.0
 
 
 @dataclass(frozen=True)
@@ -75,11 +69,27 @@ class PartPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of one call. Its last token is always computed, so that there are logits to sample from."""
+    """The plan of one call. Its last token is always computed, so that there are logits to sample from.
+
+    Attributes:
+        extra_tokens: work spent on choosing what to recompute, in tokens run through all layers.
+    """
 
     prompt: Prompt
     parts: tuple[PartPlan, ...]
     why: str
+    extra_tokens: float = 0.0
+
+    def recomputing(self, positions: Sequence[int], extra_tokens: float) -> Plan:
+        """This plan with the given positions of its approximate parts computed again."""
+        chosen = sorted(set(positions))
+        parts = tuple(
+            replace(part, recompute=tuple(p for p in chosen if part.start <= p < part.stop))
+            if part.action == "approximate"
+            else part
+            for part in self.parts
+        )
+        return replace(self, parts=parts, extra_tokens=extra_tokens)
 
     @cached_property
     def computed(self) -> tuple[int, ...]:
@@ -97,6 +107,15 @@ class Plan:
             for p in range(part.start, part.stop):
                 kinds["new" if part.action == "new" else "recomputed" if p in computed else part.action] += 1
         return TokenCounts(**kinds)
+
+    @property
+    def reuse_rate(self) -> float:
+        """Approximately reused tokens over those that exact reuse would have left to compute; 0 if there are none.
+
+        The work of choosing what to recompute counts against it.
+        """
+        rest = self.counts.total - self.counts.exact
+        return max(self.counts.approximate - self.extra_tokens, 0.0) / rest if rest else 0.0
 
     @cached_property
     def exact_until(self) -> int:

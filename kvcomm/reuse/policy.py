@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvcomm.anchors.book import OffsetBook
@@ -92,14 +92,20 @@ class Reuse:
         parts = exact_head(prompt, pool)
         for index in range(len(parts), len(prompt.parts)):
             parts.append(self._part(prompt.parts[index], prompt.starts[index], pool))
-        plan = Plan(prompt, tuple(parts), "reuse")
-        counts = plan.counts
-        rest = counts.total - counts.exact
-        share = (counts.new + counts.recomputed) / rest if rest else 0.0
-        if counts.approximate and share > self.dense_above:
-            why = f"dense: {share:.0%} of the tokens must be computed anyway (limit {self.dense_above:.0%})"
-            return replace(Exact().plan(prompt, pool, book), why=why)
-        return plan
+        return Plan(prompt, tuple(parts), "reuse")
+
+    def settle(self, plan: Plan) -> Plan:
+        """The plan once it is known what would be recomputed: all of it dense where little would be saved."""
+        rest = plan.counts.total - plan.counts.exact
+        share = 1.0 - plan.reuse_rate
+        if not rest or share <= self.dense_above:
+            return plan
+        parts = tuple(
+            _new(part.part, part.start, "computed with the rest") if part.action == "approximate" else part
+            for part in plan.parts
+        )
+        why = f"dense: {share:.0%} of the tokens must be computed anyway (limit {self.dense_above:.0%})"
+        return Plan(plan.prompt, parts, why, plan.extra_tokens)
 
     def _part(self, part: Part, start: int, pool: BasePool) -> PartPlan:
         if not len(part.segment):
@@ -108,9 +114,8 @@ class Reuse:
         if base is None:
             return _new(part, start, "no base held for this text")
         pair = Pair(base.recipe.origin, base.recipe.context, part.label) if self.offsets else None
-        recompute = tuple(start + i for i in self.select.indices(len(part.segment)))
         where = f"{base.recipe.origin} of {base.recipe.context}" if base.recipe.context else base.recipe.origin
-        return PartPlan(part, start, "approximate", f"base from {where}", base, pair, recompute)
+        return PartPlan(part, start, "approximate", f"base from {where}", base, pair)
 
     def choose(self, bases: list[Base]) -> Base | None:
         """The preferred base: by rank of its origin, then the first put."""

@@ -9,29 +9,33 @@ from kvcomm.keys import Recipe
 from kvcomm.reuse.backend import KVBuffer, ModelBackend
 from kvcomm.reuse.plan import PartPlan, Plan
 from kvcomm.reuse.policy import Policy, Reuse
+from kvcomm.reuse.select import Scene
 from kvcomm.reuse.splice import cut, splice
 from kvcomm.types import Segment, digest_tokens
 
 
-def prepare(backend: ModelBackend, plan: Plan, book: OffsetBook, room: int) -> KVBuffer:
-    """Splice and recompute until all that is left to compute is a run of tokens at the prompt's end.
+def prepare(
+    backend: ModelBackend, plan: Plan, policy: Policy, book: OffsetBook, room: int
+) -> tuple[Plan, KVBuffer]:
+    """Splice, select and recompute until all that is left to compute is a run of tokens at the prompt's end.
 
     Returns:
-        a buffer filled from position 0 to somewhere before the prompt's last token, with room for ``room`` tokens
-        after the prompt. Whoever generates computes the rest in its first forward: there logits come from.
+        the plan as it was carried out, and a buffer filled from position 0 to somewhere before the prompt's last
+        token, with room for ``room`` tokens after the prompt. Whoever generates computes the rest in its first
+        forward: there logits come from.
     """
-    spec = backend.spec
-    prompt = plan.prompt
-    buffer = KVBuffer(spec, len(prompt) + room)
-    held = [part for part in plan.parts if part.base is not None]
-    tail = _tail_start(plan)
-    for part in held:
+    buffer = KVBuffer(backend.spec, len(plan.prompt) + room)
+    for part in plan.parts:
         _splice_part(buffer, backend, part, book)
+    if isinstance(policy, Reuse) and plan.counts.approximate:
+        selected = policy.select.choose(Scene(backend, plan, buffer, book))
+        plan = policy.settle(plan.recomputing(selected.positions, selected.extra_tokens))
+    tail = _tail_start(plan)
     buffer.length = tail
     middle = [p for p in plan.computed if p < tail]
     if middle:
-        backend.forward(buffer, [prompt.token_ids[p] for p in middle], middle, logits=0)
-    return buffer
+        backend.forward(buffer, [plan.prompt.token_ids[p] for p in middle], middle, logits=0)
+    return plan, buffer
 
 
 def _tail_start(plan: Plan) -> int:
