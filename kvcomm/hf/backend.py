@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvcomm.errors import InvalidInput, UnsupportedModel
 from kvcomm.hf import attention
-from kvcomm.hf.cache import scatter_cache
+from kvcomm.hf.cache import EndOfPass, scatter_cache
 from kvcomm.hf.support import (
     cache_argument,
     layer_kinds,
@@ -142,8 +142,46 @@ class HFBackend:
         buffer.length = length
         return output
 
+    @torch.inference_mode()
+    def forward_first(
+        self, buffer: KVBuffer, token_ids: Sequence[int], positions: Sequence[int], layers: int
+    ) -> None:
+        """See ModelBackend.forward_first."""
+        if not 0 <= layers < self.spec.fingerprint.n_layers:
+            raise InvalidInput(f"{layers} first layers of {self.spec.fingerprint.n_layers}: give 0 or more, and fewer")
+        inputs, where, _ = self._inputs(buffer, token_ids, positions, last=layers)
+        with suppress(EndOfPass), self._attending(inputs, where):
+            self.model.base_model(**inputs)
+
+    @torch.inference_mode()
+    def attended(
+        self, buffer: KVBuffer, token_ids: Sequence[int], positions: Sequence[int], queries: Sequence[int]
+    ) -> torch.Tensor:
+        """See ModelBackend.attended."""
+        rows = {position: row for row, position in enumerate(positions)}
+        missing = [q for q in queries if q not in rows]
+        if missing or not queries or any(b <= a for a, b in zip(queries, queries[1:], strict=False)):
+            raise InvalidInput(f"watched positions must increase and be run in the pass; these are not: {missing}")
+        if not (self.grouped or self._eager):
+            raise UnsupportedModel(
+                f"attention of {type(self.model).__name__} cannot be watched with "
+                f"{self._config._attn_implementation!r}; load it with attn_implementation='eager'"
+            )
+        inputs, where, length = self._inputs(buffer, token_ids, positions)
+        watched = [rows[q] for q in queries]
+        if self._eager:
+            layers = self.model.base_model(**inputs, output_attentions=True).attentions
+            mean = sum(layer[0, :, watched].float().mean(0) for layer in layers) / len(layers)
+        else:
+            watch = attention.Watch(watched, length, self.spec.device)
+            with self._attending(inputs, where, watch):
+                self.model.base_model(**inputs)
+            mean = watch.mean
+        buffer.length = length
+        return torch.as_tensor(mean)
+
     def _inputs(
-        self, buffer: KVBuffer, token_ids: Sequence[int], positions: Sequence[int]
+        self, buffer: KVBuffer, token_ids: Sequence[int], positions: Sequence[int], last: int | None = None
     ) -> tuple[dict[str, Any], torch.Tensor, int]:
         """The model's arguments for a pass, its positions [n], and how many tokens are in sight after it."""
         self._check(buffer, token_ids, positions)
@@ -157,16 +195,18 @@ class HFBackend:
             "use_cache": True,
         }
         chosen = slice(positions[0], positions[-1] + 1) if contiguous else where
-        inputs[self._cache_name] = scatter_cache(buffer, chosen, positions[0], length)
+        inputs[self._cache_name] = scatter_cache(buffer, chosen, positions[0], length, last)
         if not (tail and positions[0] == 0 and self._causal_alone(length)):
             inputs["attention_mask"] = self._masks(where, length)
         return inputs, where, length
 
-    def _attending(self, inputs: dict[str, Any], where: torch.Tensor) -> AbstractContextManager[None]:
+    def _attending(
+        self, inputs: dict[str, Any], where: torch.Tensor, watch: attention.Watch | None = None
+    ) -> AbstractContextManager[None]:
         """The attention that a pass runs under: grouped where there is a mask to spare, else the model's own."""
-        if not self.grouped or "attention_mask" not in inputs:
+        if not self.grouped or (watch is None and "attention_mask" not in inputs):
             return nullcontext()
-        current = attention.Pass(where, self.spec.windows, self.spec.fingerprint.torch_dtype)
+        current = attention.Pass(where, self.spec.windows, self.spec.fingerprint.torch_dtype, watch)
         return attention.over(self.model, self._config, current)
 
     def _run(self, inputs: dict[str, Any], logits: int) -> torch.Tensor:
