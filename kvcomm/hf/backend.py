@@ -94,18 +94,14 @@ def model_spec(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weigh
 
 
 def _shape_of(config: Any) -> str:
-    fields = {
-        k: v for k, v in config.to_dict().items() if k not in ("_name_or_path", "transformers_version", "dtype")
-    }
+    fields = {k: v for k, v in config.to_dict().items() if k not in ("_name_or_path", "transformers_version", "dtype")}
     return json.dumps(fields, sort_keys=True, default=str)
 
 
 class HFBackend:
     """Runs one transformers model. Holds no state between calls but the model itself."""
 
-    def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weights: str | None = None
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weights: str | None = None) -> None:
         if model.training:
             raise InvalidInput("the model is in training mode, in which dropout changes KV; call model.eval() first")
         self.model = model

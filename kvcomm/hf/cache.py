@@ -16,9 +16,7 @@ class ScatterLayer(DynamicLayer):
     Shapes: keys and values [1, n_kv_heads, length, head_dim], views of the buffer.
     """
 
-    def __init__(
-        self, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor | slice, before: int
-    ) -> None:
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor | slice, before: int) -> None:
         super().__init__()
         self.keys, self.values = keys, values
         self.dtype, self.device = keys.dtype, keys.device

@@ -333,7 +333,12 @@ class Agent:
         return self.template.fill(slots)
 
     def generate(
-        self, *, max_new_tokens: int = 256, policy: Policy | None = None, options: Mapping[str, Any] | None = None, **slots: SlotValue
+        self,
+        *,
+        max_new_tokens: int = 256,
+        policy: Policy | None = None,
+        options: Mapping[str, Any] | None = None,
+        **slots: SlotValue,
     ) -> Reply:
         """Answer with the slots filled.
 
@@ -355,7 +360,9 @@ class Agent:
             **(options or {}),
         )
 
-    def force(self, answer: SlotValue, *, policy: Policy | None = None, **slots: SlotValue) -> tuple[torch.Tensor, Plan]:
+    def force(
+        self, answer: SlotValue, *, policy: Policy | None = None, **slots: SlotValue
+    ) -> tuple[torch.Tensor, Plan]:
         """Teacher-force an answer: see Engine.force."""
         segment = self.template.segment("answer", answer)
         return self.engine.force(self.prompt(**slots), segment, label=f"{self.name}/reply", policy=policy)

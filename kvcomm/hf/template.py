@@ -121,14 +121,18 @@ class Template:
     def _render(self, parts: Sequence[TemplatePart], marks: list[str]) -> tuple[Segment, ...]:
         """The fixed segments: one before each slot and one after the last, possibly empty."""
         remaining = iter(marks)
-        body = "".join(part if isinstance(part, str) else next(remaining) for part in parts if not isinstance(part, System))
+        body = "".join(
+            part if isinstance(part, str) else next(remaining) for part in parts if not isinstance(part, System)
+        )
         system = parts[0].text if isinstance(parts[0], System) else None
         text = self._chat(system, body)
         pieces = []
         for mark in marks:
             before, found, text = text.partition(mark)
             if not found:
-                raise InvalidInput(f"the chat template of {self._tokenizer.name_or_path!r} drops or moves the user's text")
+                raise InvalidInput(
+                    f"the chat template of {self._tokenizer.name_or_path!r} drops or moves the user's text"
+                )
             pieces.append(before)
         return tuple(
             Segment(tuple(self._begin(n) + self._tokenizer(piece, add_special_tokens=False)["input_ids"]))
