@@ -1,4 +1,4 @@
-"""A tiny real tokenizer for the tiny models: one id a printable character, and a few merges across which texts can be cut."""
+"""A tiny real tokenizer for the tiny models: one id a printable character, and a few merges to cut texts in."""
 
 from __future__ import annotations
 
