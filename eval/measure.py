@@ -51,8 +51,10 @@ def fill(engine: Engine, workload: Workload, generate: bool) -> Iterator[None]:
         for node in workload.nodes:
             agent, slots = engine.agents[node.name], talk.slots(node)
             if generate:
-                reply = engine.fork(learn=False).agents[node.name].generate(
-                    max_new_tokens=workload.answer_tokens, policy=Dense(), options=GREEDY, **slots
+                reply = (
+                    engine.fork(learn=False)
+                    .agents[node.name]
+                    .generate(max_new_tokens=workload.answer_tokens, policy=Dense(), options=GREEDY, **slots)
                 )
                 talk.messages[node.name] = reply.segment
             else:

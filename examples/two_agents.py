@@ -23,7 +23,14 @@ def main(model: str) -> None:
     )
     coder = engine.agent(
         "coder",
-        [System("You write Python and nothing else."), "Task:\n", Slot("task"), "\n\nPlan:\n", Slot("plan"), "\n\nCode:"],
+        [
+            System("You write Python and nothing else."),
+            "Task:\n",
+            Slot("task"),
+            "\n\nPlan:\n",
+            Slot("plan"),
+            "\n\nCode:",
+        ],
     )
     for task in TASKS:
         plan = planner.generate(task=task, max_new_tokens=48)

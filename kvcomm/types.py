@@ -106,6 +106,7 @@ class Segment:
     token_ids: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "token_ids", tuple(self.token_ids))  # a list would neither hash nor compare
         for position, token in enumerate(self.token_ids):
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token <= MAX_TOKEN_ID:
                 raise InvalidInput(

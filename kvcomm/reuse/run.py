@@ -1,4 +1,4 @@
-"""Carrying a plan out: splice what is held, recompute what was chosen, and afterwards keep and learn what came of it."""
+"""Carrying a plan out: splice what is held, recompute what was chosen, then keep and learn what came of it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from kvcomm.reuse.splice import cut, splice
 from kvcomm.types import Segment, digest_tokens
 
 
-def prepare(
-    backend: ModelBackend, plan: Plan, policy: Policy, book: OffsetBook, room: int
-) -> tuple[Plan, KVBuffer]:
+def prepare(backend: ModelBackend, plan: Plan, policy: Policy, book: OffsetBook, room: int) -> tuple[Plan, KVBuffer]:
     """Splice, select and recompute until all that is left to compute is a run of tokens at the prompt's end.
 
     Returns:
@@ -51,9 +49,7 @@ def _splice_part(buffer: KVBuffer, backend: ModelBackend, part: PartPlan, book: 
         splice(buffer, backend.spec, part.base.kv, part.start, offset)
 
 
-def keep(
-    pool: BasePool, backend: ModelBackend, buffer: KVBuffer, plan: Plan, every_exact: bool
-) -> int:
+def keep(pool: BasePool, backend: ModelBackend, buffer: KVBuffer, plan: Plan, every_exact: bool) -> int:
     """Put into the pool what this call computed first; returns how many bases were added.
 
     A segment's KV is kept when the pool has no base of its content, when it is the prompt's head, or, with
@@ -72,9 +68,7 @@ def keep(
     return added
 
 
-def keep_reply(
-    pool: BasePool, backend: ModelBackend, buffer: KVBuffer, plan: Plan, reply: Segment, label: str
-) -> bool:
+def keep_reply(pool: BasePool, backend: ModelBackend, buffer: KVBuffer, plan: Plan, reply: Segment, label: str) -> bool:
     """Put an agent's answer, whose KV stands in ``buffer`` behind the prompt, into the pool unless it is held."""
     if not len(reply) or pool.bases(reply):
         return False

@@ -97,9 +97,7 @@ def test_wrong_arguments_are_named_before_anything_is_loaded(changed: dict[str, 
 
 def test_demo_writes_figures_and_page(tmp_path: Path) -> None:
     out = tmp_path / "demo.json"
-    demo.demo(
-        prompts=1, fill_prompts=1, prompt_tokens=620, answer_tokens=4, repeats=1, seed=2, model=None, out=out
-    )
+    demo.demo(prompts=1, fill_prompts=1, prompt_tokens=620, answer_tokens=4, repeats=1, seed=2, model=None, out=out)
     result = read_demo(out)
     assert [agent.name for agent in result.agents] == ["planner", "analyst", "solver", "reviewer", "editor"]
     assert all(agent.tokens.total == agent.prompt_tokens for agent in result.agents)
