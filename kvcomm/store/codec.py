@@ -28,7 +28,7 @@ from kvcomm.store.format import (
     seed,
 )
 from kvcomm.store.seal import EntryCipher, Keyring
-from kvcomm.types import Segment
+from kvcomm.types import Segment, SegmentKV
 
 FIRST_READ_BYTES = 4096
 _LITTLE = "<u4"
@@ -123,6 +123,7 @@ class EntryReader:
             raise CorruptEntry(f"the file holds another entry than its name says, {found}; it is not used")
         if key is not None and found != key:
             raise CorruptEntry(f"the file holds {found} where {key} was looked for; it is not used")
+        self._room: tuple[memoryview, memoryview] | None = None
         self.name = self._preamble.name.hex()
         self.nbytes = source.size
 
@@ -130,7 +131,7 @@ class EntryReader:
         """The token ids, compared with the content digest in the key. Raises CorruptEntry."""
         ids = torch.empty(self.head.tokens, dtype=torch.uint32)
         self._read(0, [ids])
-        segment = Segment(tuple(ids.to(torch.int64).tolist()))
+        segment = Segment.from_bytes(bytes(buffer_of(ids)))
         if segment.digest != self.head.key.content:
             raise CorruptEntry(f"token ids do not have the digest {self.head.key.content[:16]}; the entry is not used")
         return segment
@@ -156,6 +157,29 @@ class EntryReader:
         if not direct:
             kind.decode(parts, keys, values)
 
+    def read_into(self, out: SegmentKV) -> None:
+        """All layers into ``out``, which must have been checked to fit. Errors as for ``layer_into``."""
+        parts = (out.keys, out.values)
+        if self.head.encoding != "raw" or not all(t.is_contiguous() and t.device.type == "cpu" for t in parts):
+            for layer in range(self.head.key.fingerprint.n_layers):
+                self.layer_into(layer, out.keys[layer], out.values[layer])
+            return
+        keys, values = (buffer_of(t) for t in parts)
+        size = self._frames[1].specs[0].nbytes
+        try:
+            for layer, at in enumerate(range(0, len(keys), size)):
+                self._fill(layer + 1, [keys[at : at + size], values[at : at + size]])
+        except BaseException:
+            out.keys.zero_()
+            out.values.zero_()
+            raise
+
+    def _scratch(self, nbytes: int) -> tuple[memoryview, memoryview]:
+        """Room for a sealed frame and for its plaintext, kept for the next: fresh memory costs as much as the reading."""
+        if self._room is None or len(self._room[0]) < nbytes:
+            self._room = memoryview(bytearray(nbytes)), memoryview(bytearray(nbytes))
+        return self._room[0][:nbytes], self._room[1][: nbytes - CHECK_BYTES]
+
     def verify(self) -> None:
         """Read and check everything. Raises CorruptEntry."""
         self.segment()
@@ -163,21 +187,22 @@ class EntryReader:
             self._read(part, _room(self._frames[part]))
 
     def _read(self, part: int, tensors: Sequence[torch.Tensor]) -> None:
+        self._fill(part, [buffer_of(t) for t in tensors])
+
+    def _fill(self, part: int, data: Sequence[memoryview]) -> None:
         frame = self._frames[part]
         if self._cipher is not None:
-            sealed = bytearray(frame.nbytes)
-            self._source.readv([memoryview(sealed)], frame.offset)
-            plain = memoryview(self._cipher.open(part + 1, bytes(sealed), self._preamble.bound))
+            sealed, plain = self._scratch(frame.nbytes)
+            self._source.readv([sealed], frame.offset)
+            self._cipher.open_into(part + 1, sealed, self._preamble.bound, plain)
             _match_head(frame, plain[: len(frame.head)])
             at = len(frame.head)
-            for tensor in tensors:
-                buffer = buffer_of(tensor)
+            for buffer in data:
                 buffer[:] = plain[at : at + len(buffer)]
                 at += len(buffer)
             return
         edge = bytearray(len(frame.head) + frame.padding + CHECK_BYTES)
         head, rest = memoryview(edge)[: len(frame.head)], memoryview(edge)[len(frame.head) :]
-        data = [buffer_of(t) for t in tensors]
         self._source.readv([head, *data, rest], frame.offset)
         check = checksum(self._preamble.bound, part, [head, *data, rest[: frame.padding]])
         if check != rest[frame.padding :]:

@@ -7,7 +7,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -15,7 +16,7 @@ from kvcomm.errors import CorruptEntry, StoreUnavailable
 from kvcomm.store.base import Handle
 from kvcomm.store.codec import EntryReader
 from kvcomm.store.files import Files, trouble
-from kvcomm.types import Segment
+from kvcomm.types import Segment, SegmentKV
 
 
 class FileSource:
@@ -26,7 +27,7 @@ class FileSource:
 
     def readv(self, buffers: Sequence[memoryview], offset: int) -> None:
         """Fill the buffers from ``offset``."""
-        wanted = sum(len(b) for b in buffers)
+        wanted = sum(map(len, buffers))
         with trouble("reading an entry"):
             done = self._files.readv(self._fd, buffers, offset)
         if done != wanted:
@@ -48,11 +49,21 @@ class DiskHandle(Handle):
         self._close = weakref.finalize(self, files.close, fd)
 
     def layer_into(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        with self._reading():
+            self._reader.layer_into(layer, keys, values)
+
+    def read_into(self, out: SegmentKV) -> None:
+        out.check(self.key.fingerprint, len(self.segment))
+        with self._reading():
+            self._reader.read_into(out)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
         with self._using:
             if not self._close.alive:
                 raise StoreUnavailable(f"the handle of {self.key} was released or its lease ended; get it again")
             try:
-                self._reader.layer_into(layer, keys, values)
+                yield
             except CorruptEntry as error:
                 self._on_corrupt(error)
                 raise

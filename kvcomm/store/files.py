@@ -66,17 +66,22 @@ class Files:
 
     def readv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
         """Fill buffers from ``offset``; the number of bytes read, fewer only at the file's end."""
-        left = [b for b in buffers if len(b)]
-        total = 0
-        while left:
-            done = os.preadv(fd, left, offset + total)
-            if done == 0:
-                break
-            total += done
+        total = os.preadv(fd, buffers, offset)
+        wanted = sum(map(len, buffers))
+        if total in (0, wanted):
+            return total
+        left, done = list(buffers), total
+        while True:
             while left and done >= len(left[0]):
                 done -= len(left.pop(0))
             if left and done:
                 left[0] = left[0][done:]
+            if not left:
+                break
+            done = os.preadv(fd, left, offset + total)
+            if done == 0:
+                break
+            total += done
         return total
 
     def unlink(self, path: Path) -> None:

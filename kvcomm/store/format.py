@@ -63,22 +63,19 @@ class Frame:
     head: bytes
     specs: tuple[TensorSpec, ...]
     padding: int
-
-    @property
-    def nbytes(self) -> int:
-        """Length in the file."""
-        return len(self.head) + sum(s.nbytes for s in self.specs) + self.padding + CHECK_BYTES
+    nbytes: int
 
 
 def frames(head: Head, start: int) -> list[Frame]:
     """All frames of an entry whose first starts at byte ``start``."""
     layer = encoding(head.encoding).specs(head.key.fingerprint, head.tokens)
-    result = []
-    for specs in [token_specs(head.tokens), *[layer] * head.key.fingerprint.n_layers]:
+    result: list[Frame] = []
+    for specs, count in ((token_specs(head.tokens), 1), (layer, head.key.fingerprint.n_layers)):
         text = safetensors_head(specs)
-        padding = -(len(text) + sum(s.nbytes for s in specs) + CHECK_BYTES) % _ALIGN
-        result.append(Frame(start, text, specs, padding))
-        start += result[-1].nbytes
+        used = len(text) + sum(s.nbytes for s in specs) + CHECK_BYTES
+        padding = -used % _ALIGN
+        result.extend(Frame(start + i * (used + padding), text, specs, padding, used + padding) for i in range(count))
+        start += count * (used + padding)
     return result
 
 

@@ -25,6 +25,10 @@ class EntryCipher(Protocol):
         """The plaintext. Raises CorruptEntry if anything differs."""
         ...
 
+    def open_into(self, part: int, data: memoryview, bound: bytes, out: memoryview) -> None:
+        """As ``open``, into ``out``, which has as many bytes as ``data`` less the tag."""
+        ...
+
 
 class _AesGcm:
     def __init__(self, key: bytes) -> None:
@@ -36,10 +40,15 @@ class _AesGcm:
         return self._aead.encrypt(part.to_bytes(12, "little"), data, bound)
 
     def open(self, part: int, data: bytes, bound: bytes) -> bytes:
+        out = bytearray(max(0, len(data) - TAG_BYTES))
+        self.open_into(part, memoryview(data), bound, memoryview(out))
+        return bytes(out)
+
+    def open_into(self, part: int, data: memoryview, bound: bytes, out: memoryview) -> None:
         from cryptography.exceptions import InvalidTag
 
         try:
-            return self._aead.decrypt(part.to_bytes(12, "little"), data, bound)
+            self._aead.decrypt_into(part.to_bytes(12, "little"), data, bound, out)
         except InvalidTag:
             raise CorruptEntry(f"part {part} failed AES-GCM authentication; it is not used") from None
 
