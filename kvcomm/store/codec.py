@@ -175,7 +175,7 @@ class EntryReader:
             raise
 
     def _scratch(self, nbytes: int) -> tuple[memoryview, memoryview]:
-        """Room for a sealed frame and for its plaintext, kept for the next: fresh memory costs as much as the reading."""
+        """Room for a sealed frame and its plaintext, kept for the next: fresh memory costs as much as reading."""
         if self._room is None or len(self._room[0]) < nbytes:
             self._room = memoryview(bytearray(nbytes)), memoryview(bytearray(nbytes))
         return self._room[0][:nbytes], self._room[1][: nbytes - CHECK_BYTES]

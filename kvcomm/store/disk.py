@@ -105,9 +105,10 @@ class DiskStore(Store):
         try:
             with trouble(f"putting {key}"):
                 self._write(row, writer)
-            self._files.point("index.commit")
-            if not self._index.commit(row.name, row.owner, Deadline(max(deadline.left(), 1.0))):
-                raise StoreUnavailable(f"the reservation of {key} was lost; put it again")
+                self._files.point("index.commit")
+                if not self._index.commit(row.name, row.owner, Deadline(max(deadline.left(), 1.0))):
+                    raise StoreUnavailable(f"the reservation of {key} was lost; put it again")
+                self._files.point("index.committed")
         except BaseException:
             self._abandon(row)
             raise
@@ -234,8 +235,9 @@ class DiskStore(Store):
         """None when the bytes are reserved; the size of the entry that is there already."""
         path = self._folder.entries(row.namespace, row.folder) / row.name
         while True:
-            self._files.point("index.reserve")
-            state = self._index.reserve(row, self._plan, deadline)
+            with trouble("reserving room"):
+                self._files.point("index.reserve")
+                state = self._index.reserve(row, self._plan, deadline)
             if state == "reserved":
                 return None
             if state == "held":

@@ -35,8 +35,7 @@ class Folder:
         self._known: set[Path] = set()
         self._numbers = iter(range(2**62))
         self._lock = threading.Lock()
-        root.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-        os.chmod(root, FOLDER_MODE)
+        self._make_root()
         for place in _PLACES:
             files.make_folder(root / place)
         self._fds = [os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)]
@@ -134,6 +133,13 @@ class Folder:
         for fd in self._fds:
             self.files.close(fd)
         self._fds = []
+
+    def _make_root(self) -> None:
+        new = [path for path in (self.root, *self.root.parents) if not path.exists()]
+        for path in reversed(new):
+            self.files.make_folder(path)
+            self.files.fsync_folder(path.parent)
+        os.chmod(self.root, FOLDER_MODE)
 
     def _own(self) -> None:
         hidden = self.root / "tmp" / f"{self.token}.owner"
