@@ -110,7 +110,7 @@ class FailNth:
 
 @dataclass
 class KillAt:
-    Until then each name change may or may not have happened, in any order; unsynced bytes may be there, missing, cut
+    """Hook: SIGKILL to this process at the ``nth`` moment (from 1): before, within and after each operation."""
 
     nth: int
     seen: int = field(default=0, init=False)
