@@ -66,12 +66,20 @@ class Entry:
 
     Attributes:
         encoding: precision that the KV went through, ``raw`` for none. A store that keeps fewer bits says so here.
+        expires_s: for an entry that is copied from another tier, the Unix time at which it ends there.
     """
 
     segment: Segment
     kv: SegmentKV
     attributes: Attributes = Attributes()
     encoding: str = "raw"
+    expires_s: float | None = None
+
+    def ends(self, now_s: float) -> float | None:
+        """Unix time at which the entry ends if it is put now."""
+        if self.expires_s is not None or self.attributes.ttl_s is None:
+            return self.expires_s
+        return now_s + self.attributes.ttl_s
 
     def check(self, key: CacheKey) -> None:
         """Raise InvalidInput unless tokens, shapes and dtype are those that ``key`` names."""
@@ -152,6 +160,7 @@ class Handle(ABC):
     Attributes:
         key, segment, attributes, encoding: as put.
         nbytes: bytes that the entry takes in its tier.
+        expires_s: Unix time at which the entry ends unless it is renewed, or None.
     """
 
     key: CacheKey
@@ -159,6 +168,11 @@ class Handle(ABC):
     attributes: Attributes
     encoding: str
     nbytes: int
+    expires_s: float | None
+
+    def entry(self) -> Entry:
+        """The entry as it can be put into another tier; its KV is a copy."""
+        return Entry(self.segment, self.read(), self.attributes, self.encoding, self.expires_s)
 
     @abstractmethod
     def layer_into(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -197,6 +211,7 @@ class Store(ABC):
     """One tier, or several that look like one. See the module's docstring for what every store promises."""
 
     name: str
+    durable: bool  # whether every acknowledged put outlives the process and a loss of power
     blobs: Blobs
 
     @abstractmethod

@@ -65,7 +65,7 @@ class DiskStore(Store):
         self.encoding = known_encoding(encoding).name
         self._limits = Limits(Quota(max_bytes, max_entries), quota or Quota(), dict(quotas or {}))
         self._policy = policy or FrequencyRecency()
-        self._durable = durable
+        self.durable = durable
         self._keyring = keyring
         self._files = files or Files()
         self._clock = clock
@@ -91,7 +91,7 @@ class DiskStore(Store):
         entry.check(key)
         deadline, now = Deadline(deadline_s), self._clock()
         kept = entry.attributes
-        expires = None if kept.ttl_s is None else now + kept.ttl_s
+        expires = entry.ends(now)
         writer = EntryWriter(key, entry, self.encoding, now, expires, self._keyring)
         row = Row(
             entry_name(key, self._keyring), key.namespace.name, key.fingerprint.digest[:16],
@@ -101,7 +101,7 @@ class DiskStore(Store):
         held = self._reserve(row, deadline)
         if held is not None:
             self._tally.add(row.namespace, "existed")
-            return Receipt(False, self._durable, held)
+            return Receipt(False, self.durable, held)
         try:
             with trouble(f"putting {key}"):
                 self._write(row, writer)
@@ -114,7 +114,7 @@ class DiskStore(Store):
             raise
         self._untrusted.discard(row.name)
         self._tally.add(row.namespace, "puts")
-        return Receipt(True, self._durable, writer.nbytes)
+        return Receipt(True, self.durable, writer.nbytes)
 
     def get(
         self, key: CacheKey, *, lease_s: float = DEFAULT_LEASE_S, deadline_s: float = DEFAULT_DEADLINE_S
@@ -167,7 +167,7 @@ class DiskStore(Store):
         with trouble(f"deleting {key}"):
             there = os.path.lexists(path)
             self._files.unlink(path)
-            if there and self._durable:
+            if there and self.durable:
                 self._files.fsync_folder(path.parent)
         return self._index.remove(name, Deadline(deadline_s)) or there
 
@@ -184,7 +184,7 @@ class DiskStore(Store):
         with trouble(f"deleting group {group!r}"):
             label = self._group(namespace.name, group)
             count = self._index.remove_where(self._erase, Deadline(deadline_s), namespace.name, label)
-            if count and self._durable:
+            if count and self.durable:
                 for folder in self._files.scan(self._folder.root / "entries" / namespace.name):
                     self._files.fsync_folder(Path(folder.path))
         return count
@@ -258,7 +258,7 @@ class DiskStore(Store):
         try:
             for buffers in writer:
                 self._files.write(fd, buffers)
-            if self._durable:
+            if self.durable:
                 self._files.fsync(fd)
             try:
                 self._files.rename(temporary, folder / row.name)
@@ -271,7 +271,7 @@ class DiskStore(Store):
             raise
         finally:
             self._files.close(fd)
-        if self._durable:
+        if self.durable:
             self._files.fsync_folder(folder)
 
     def _abandon(self, row: Row) -> None:

@@ -42,7 +42,7 @@ class DiskHandle(Handle):
     ) -> None:
         head = reader.head
         self.key, self.segment, self.attributes, self.encoding = head.key, segment, head.attributes, head.encoding
-        self.nbytes = reader.nbytes
+        self.nbytes, self.expires_s = reader.nbytes, head.expires_s
         self._reader = reader
         self._on_corrupt = on_corrupt
         self._using = threading.Lock()

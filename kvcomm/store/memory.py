@@ -54,7 +54,7 @@ class MemoryStore(Store):
         quota: Quota | None = None, quotas: Mapping[str, Quota] | None = None, policy: Policy | None = None,
         on_evict: Callable[[Handle], None] | None = None, name: str = "memory", clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
-        self.name = name
+        self.name, self.durable = name, False
         self.blobs: Blobs = MemoryBlobs()
         self._extents = Extents(max_bytes)
         self._limits = Limits(Quota(self._extents.capacity, max_entries), quota or Quota(), dict(quotas or {}))

@@ -32,7 +32,7 @@ class Slot:
         self.name = key.digest
         self.nbytes = entry.kv.nbytes
         self.created_s = now_s
-        self.expires_s = None if entry.attributes.ttl_s is None else now_s + entry.attributes.ttl_s
+        self.expires_s = entry.ends(now_s)
         self.pieces: list[tuple[int, int]] = []
         self.leases: dict[int, float] = {}
         self.unpinned: list[int] = []  # pins of handles that ended by themselves, noted by whichever thread saw it
@@ -92,7 +92,7 @@ class MemoryHandle(Handle):
         slot.leases[self.pin] = lease_end
         self._pool, self._slot = pool, slot
         self.key, self.segment, self.attributes = slot.key, slot.segment, slot.attributes
-        self.encoding, self.nbytes = slot.encoding, slot.nbytes
+        self.encoding, self.nbytes, self.expires_s = slot.encoding, slot.nbytes, slot.expires_s
         self._released = False
         weakref.finalize(self, slot.unpinned.append, self.pin)
 
