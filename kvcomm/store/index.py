@@ -233,13 +233,13 @@ class Index:
                 kept.add(row.name)
         return False
 
-    def _oldest(self, payers: Iterable[str], policy: Policy, depth: int, now_s: float) -> list[Row]:
-        rows: dict[str, Row] = {}
-        for namespace in payers:
-            for priority in Priority:
-                where = "namespace = ? AND priority = ? AND owner = '' ORDER BY accessed LIMIT ?"
-                rows.update((row.name, row) for row in self._rows(where, namespace, int(priority), depth))
-        return [rows[c.name] for c in order((r.candidate() for r in rows.values()), policy, now_s)]
+    def _oldest(self, payers: Iterable[str], policy: Policy, depth: int, now_s: float) -> Iterator[Row]:
+        """Candidates, first to go first; a higher class is looked at only when the lower ones gave nothing."""
+        where = "namespace = ? AND priority = ? AND owner = '' ORDER BY accessed LIMIT ?"
+        for priority in Priority:
+            found = (self._rows(where, namespace, int(priority), depth) for namespace in payers)
+            rows = {row.name: row for part in found for row in part}
+            yield from (rows[c.name] for c in order((r.candidate() for r in rows.values()), policy, now_s))
 
     def _evict(self, row: Row, evict: Evict) -> bool:
         if not evict(row):

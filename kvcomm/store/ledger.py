@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from itertools import islice
 
+from kvcomm.store.base import Priority
 from kvcomm.store.eviction import Candidate, Usage
 
 
@@ -44,8 +45,8 @@ class Ledger:
         queue[name] = Candidate(name, namespace, priority, old.nbytes, old.created_s, now_s, old.uses + 1)
         queue.move_to_end(name)
 
-    def oldest(self, namespaces: Collection[str], depth: int) -> Iterator[Candidate]:
-        """The ``depth`` least recently used entries of each class of these namespaces, lowest classes first."""
-        for namespace, priority in sorted(self._classes, key=lambda c: c[1]):
-            if namespace in namespaces:
-                yield from islice(self._classes[namespace, priority].values(), depth)
+    def oldest(self, namespaces: Collection[str], depth: int) -> Iterator[list[Candidate]]:
+        """For each priority class, lowest first: the ``depth`` least recently used entries of each namespace."""
+        for priority in Priority:
+            found = [self._classes.get((namespace, int(priority))) for namespace in namespaces]
+            yield [candidate for queue in found if queue for candidate in islice(queue.values(), depth)]

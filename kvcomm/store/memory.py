@@ -233,7 +233,7 @@ class MemoryStore(Store):
 
     def _evict_one(self, payers: frozenset[str], busy: set[str], deadline: Deadline, wanted: Slot) -> None:
         for depth in (self._policy.depth, len(self._slots)):
-            for candidate in order(self._ledger.oldest(payers, depth), self._policy, self._clock()):
+            for candidate in self._candidates(payers, depth):
                 slot = self._slots[candidate.name]
                 if slot.pinned() or slot.name in busy:
                     continue
@@ -247,6 +247,10 @@ class MemoryStore(Store):
             )
         busy.clear()
         self._wait(deadline, f"room for {wanted.nbytes} bytes in tier {self.name!r}, whose entries are pinned,")
+
+    def _candidates(self, payers: frozenset[str], depth: int) -> Iterator[Candidate]:
+        for same_class in self._ledger.oldest(payers, depth):
+            yield from order(same_class, self._policy, self._clock())
 
     def _demote(self, slot: Slot, busy: set[str]) -> bool:
         """Give the slot to a lower tier, without the lock; False if it should be looked at again."""
