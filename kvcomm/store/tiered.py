@@ -148,7 +148,7 @@ class TieredStore(Store):
     ) -> Iterator[Listing]:
         self._check_open()
         seen: set[str] = set()
-        for tier in reversed(self.tiers):
+        for tier in self.tiers:  # the way that entries move, so none is missed while it moves
             for listing in tier.entries(namespace, fingerprint):
                 if listing.key.digest not in seen:
                     seen.add(listing.key.digest)
