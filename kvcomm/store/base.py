@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import TracebackType
+from typing import Self
 
 import torch
 
@@ -200,7 +201,7 @@ class Handle(ABC):
     def release(self) -> None:
         """Unpin; may be called more than once."""
 
-    def __enter__(self) -> Handle:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -284,7 +285,7 @@ class Store(ABC):
     def close(self) -> None:
         """Flush and let go of everything; later calls raise StoreUnavailable. May be called more than once."""
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

@@ -231,6 +231,21 @@ class DiskStore(Store):
         """Forget what outlived its time now, rather than at the next put; how many."""
         return self._index.expire(self._evict, self._clock(), Deadline(deadline_s))
 
+    def sweep(self, *, deadline_s: float = DEFAULT_DEADLINE_S) -> dict[str, int]:
+        """Remove what crashes left over and what was set aside, and put the index right; counts of each."""
+        self._check_open()
+        return self.upkeep.sweep(Deadline(deadline_s))
+
+    def usage(self, *, deadline_s: float = DEFAULT_DEADLINE_S) -> dict[str, Usage]:
+        """What each namespace holds."""
+        self._check_open()
+        return self._index.usage(Deadline(deadline_s))
+
+    def shrink(self, quota: Quota, *, deadline_s: float = DEFAULT_DEADLINE_S) -> int:
+        """Evict until the folder is within ``quota``; how many entries went."""
+        self._check_open()
+        return self._index.shrink(quota, self._plan, self._clock(), Deadline(deadline_s))
+
     def _reserve(self, row: Row, deadline: Deadline) -> int | None:
         """None when the bytes are reserved; the size of the entry that is there already."""
         path = self._folder.entries(row.namespace, row.folder) / row.name

@@ -40,6 +40,11 @@ class Quota:
         return usage.nbytes <= self.max_bytes and usage.entries <= self.max_entries
 
 
+def total(usage: Mapping[str, Usage]) -> Usage:
+    """What all namespaces hold together."""
+    return Usage(sum(used.nbytes for used in usage.values()), sum(used.entries for used in usage.values()))
+
+
 @dataclass(frozen=True)
 class Limits:
     """Limits of one tier: of all together, and of each namespace.
@@ -77,8 +82,7 @@ class Limits:
         after = usage.get(namespace, Usage()).plus(nbytes, 1)
         if not own.holds(after):
             return frozenset({namespace})
-        everything = Usage(sum(u.nbytes for u in usage.values()), sum(u.entries for u in usage.values()))
-        if self.total.holds(everything.plus(nbytes, 1)):
+        if self.total.holds(total(usage).plus(nbytes, 1)):
             return frozenset()
         present = {name: used for name, used in usage.items() if used.entries} | {namespace: after}
         share = Quota(max(1, self.total.max_bytes // len(present)), max(1, self.total.max_entries // len(present)))

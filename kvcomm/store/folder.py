@@ -112,6 +112,13 @@ class Folder:
         with suppress(FileNotFoundError):
             self.files.rename(path, self.root / "aside" / f"{path.name[:64]}.{secrets.token_hex(4)}")
 
+    def empty_aside(self) -> int:
+        """Remove what was set aside; how many. Raises OSError."""
+        held = list(self.files.scan(self.root / "aside"))
+        for item in held:
+            self._remove(Path(item.path))
+        return len(held)
+
     def remove_tree(self, top: Path) -> None:
         """Durably remove a namespace's folder with all it holds. Raises OSError."""
         for folder in self.files.scan(top):

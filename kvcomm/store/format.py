@@ -24,6 +24,7 @@ PREAMBLE_BYTES = 112
 MAX_HEADER_BYTES = 65536
 MAX_LAYERS = 4096
 MAX_WIDTH = 2**16
+MAX_FRAME_BYTES = 2**32
 CHECK_BYTES = 16
 _FIXED = struct.Struct("<8sHHIIIQ32s32s")
 _ALIGN = 64
@@ -73,6 +74,8 @@ def frames(head: Head, start: int) -> list[Frame]:
     for specs, count in ((token_specs(head.tokens), 1), (layer, head.key.fingerprint.n_layers)):
         text = safetensors_head(specs)
         used = len(text) + sum(s.nbytes for s in specs) + CHECK_BYTES
+        if used > MAX_FRAME_BYTES:
+            raise InvalidInput(f"a layer of {used} bytes exceeds {MAX_FRAME_BYTES}; split the segment")
         padding = -used % _ALIGN
         result.extend(Frame(start + i * (used + padding), text, specs, padding, used + padding) for i in range(count))
         start += count * (used + padding)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from kvcomm.errors import DeadlineExceeded, StoreUnavailable
 from kvcomm.store.base import Deadline, Priority
-from kvcomm.store.eviction import Candidate, Limits, Policy, Usage, order
+from kvcomm.store.eviction import Candidate, Limits, Policy, Quota, Usage, order, total
 
 VERSION = 1
 _SCHEMA = (
@@ -182,6 +182,18 @@ class Index:
         """Evict what outlived its time."""
         with self._using(deadline), self._transaction():
             return sum(self._evict(row, evict) for row in self._rows("expires <= ?", now_s))
+
+    def shrink(self, quota: Quota, plan: Plan, now_s: float, deadline: Deadline) -> int:
+        """Evict until all together are within ``quota`` or only pinned entries are left; how many went."""
+        with self._using(deadline), self._transaction():
+            self._write_touched()
+            kept: set[str] = set()
+            count = 0
+            while (usage := self._usage()) and not quota.holds(total(usage)):
+                if not self._evict_one(usage, plan, kept, now_s):
+                    break
+                count += 1
+            return count
 
     def usage(self, deadline: Deadline) -> dict[str, Usage]:
         """What each namespace holds, reservations included."""

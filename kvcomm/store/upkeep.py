@@ -11,7 +11,7 @@ from kvcomm.errors import CorruptEntry, StoreError, StoreUnavailable
 from kvcomm.store.base import Deadline, Listing
 from kvcomm.store.codec import EntryReader
 from kvcomm.store.disk_handle import FileSource
-from kvcomm.store.files import lock
+from kvcomm.store.files import lock, trouble
 from kvcomm.store.folder import Folder
 from kvcomm.store.index import Index, Row
 from kvcomm.store.seal import Keyring, opaque
@@ -93,9 +93,11 @@ class Upkeep:
             if listing is not None or error is not None:
                 yield path, namespace, listing, error
 
-    def sweep(self, deadline: Deadline) -> tuple[int, int]:
-        """(left-over files removed, index rows put right)."""
-        return self._folder.sweep(), self.reconcile(deadline)
+    def sweep(self, deadline: Deadline) -> dict[str, int]:
+        """Clear up; counts of left-over files removed, index rows put right, and things set aside that were removed."""
+        with trouble(f"clearing up {self._folder.root}"):
+            left_over, rows = self._folder.sweep(), self.reconcile(deadline)
+            return {"left_over": left_over, "index_rows": rows, "set_aside": self._folder.empty_aside()}
 
     def count(self) -> int:
         """Files in the folder's entries."""
