@@ -93,7 +93,11 @@ class PairSums:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return sum(t.nbytes for t in (self.calls, self.tokens, self.x, self.y))
+        return sum(t.nbytes for t in self.tensors().values())
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The sums by name."""
+        return {"calls": self.calls, "tokens": self.tokens, "x": self.x, "y": self.y}
 
 
 class OffsetStatistics:
