@@ -133,7 +133,7 @@ class OffsetStatistics:
         sums.calls = (sums.tokens > 0).double()
         sums.x.index_add_(2, buckets.cpu(), x.cpu())
         sums.y.index_add_(2, buckets.cpu(), y.cpu())
-        squares = y.square().unflatten(-1, (2, -1)).sum(-1)
+        squares = torch.stack([half.square().sum(-1) for half in y.chunk(2, dim=-1)], dim=-1)
         sums.squares.index_add_(2, buckets.cpu(), squares.cpu())
         self.pairs.setdefault(pair, PairSums(self.layers, self.heads, self.width)).add(sums)
         self.xx += (x.transpose(2, 3) @ x).cpu()
