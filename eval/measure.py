@@ -12,11 +12,12 @@ import torch
 from eval.methods import Method
 from eval.topologies import Node
 from eval.workload import Case, Workload
-from kvcomm import Dense, Engine, Exact, Segment
+from kvcomm import Dense, Engine, Segment
 from kvcomm.closeness import is_tie, kl_divergence
 from kvcomm.hf.reply import Reply
 
 Row = dict[str, Any]
+GREEDY: Mapping[str, Any] = {"do_sample": False}
 
 
 @dataclass
@@ -50,8 +51,10 @@ def fill(engine: Engine, workload: Workload, generate: bool) -> Iterator[None]:
         for node in workload.nodes:
             agent, slots = engine.agents[node.name], talk.slots(node)
             if generate:
-                reply = engine.fork(learn=False).agents[node.name].generate(
-                    max_new_tokens=workload.answer_tokens, policy=Dense(), options=GREEDY, **slots
+                reply = (
+                    engine.fork(learn=False)
+                    .agents[node.name]
+                    .generate(max_new_tokens=workload.answer_tokens, policy=Dense(), options=GREEDY, **slots)
                 )
                 talk.messages[node.name] = reply.segment
             else:
@@ -60,13 +63,19 @@ def fill(engine: Engine, workload: Workload, generate: bool) -> Iterator[None]:
             yield
 
 
-GREEDY: Mapping[str, Any] = {"do_sample": False}
-
-
 def measure(
-    engine: Engine, workload: Workload, case: Case, methods: Mapping[str, Method], repeats: int
+    engine: Engine,
+    workload: Workload,
+    case: Case,
+    methods: Mapping[str, Method],
+    repeats: int,
+    rounded: Engine | None = None,
 ) -> Iterator[Row]:
     """Rows of one case: for each agent one a method, in the order of the agents.
+
+    Args:
+        repeats: how often each TTFT is taken.
+        rounded: an engine on the same model in bfloat16; its dense run makes rows of method ``yardstick``.
 
     The pool and the offsets of ``engine`` stay as they are. Each method has a scratch pool for the case, in which the
     case's texts are kept when they first occur, as in use.
@@ -87,6 +96,7 @@ def measure(
                 "case": case.problem.id,
                 "agent": node.name,
                 "method": name,
+                "answer": dense.text,
                 "prompt_tokens": len(plan.prompt),
                 "tokens": asdict(plan.counts),
                 "reuse": plan.reuse_rate,
@@ -95,6 +105,9 @@ def measure(
                 "why": plan.why,
             }
             yield row
+        if rounded is not None:
+            logits, _ = rounded.agents[node.name].force(answer, policy=Dense(), **slots)
+            yield _closeness(reference, logits) | {"case": case.problem.id, "agent": node.name, "method": "yardstick"}
         talk.messages[node.name] = dense.segment
 
 
@@ -142,10 +155,3 @@ def _closeness(dense: torch.Tensor, other: torch.Tensor) -> Row:
         "greedy_run_share": run / len(same),
         "tie": bool(run < len(same) and is_tie(dense[run])),
     }
-
-
-def yardstick(engine: Engine, workload: Workload, rows: list[Row]) -> dict[str, float]:
-    raise NotImplementedError
-
-
-__all__ = ["Conversation", "Exact", "GREEDY", "Row", "fill", "measure", "register"]

@@ -64,8 +64,8 @@ def build(
     """
     if measured < 1 or fill < 0 or measured + fill > len(problems):
         raise InvalidInput(
-            f"{measured} measured and {fill} fill problems were asked for; the task has {len(problems)}, and at least 1 "
-            "must be measured"
+            f"{measured} measured and {fill} fill problems were asked for; the task has {len(problems)}, and at least "
+            "1 must be measured"
         )
     chosen = random.Random(seed).sample(list(problems), len(problems))
     cases, others = chosen[: measured + fill], chosen[measured + fill :]
@@ -107,13 +107,16 @@ class _Text:
         """Whole texts one after the other until ``length`` tokens are reached, cut there."""
         ids: list[int] = []
         while len(ids) < length:
-            ids += self.segment(next(texts)).token_ids
+            text = next(texts, None)
+            if text is None:
+                raise InvalidInput("there is not enough real text left for so many documents; ask for fewer or shorter")
+            ids += self.segment(text).token_ids
         return Segment(tuple(ids[:length]))
 
 
 def _documents(others: Sequence[Problem], text: _Text, seed: int) -> tuple[Iterator[str], Iterator[str]]:
     """Worked examples and prose, none given out twice; prose goes on where the examples end."""
-    prose = iter(passages(60, 500, seed))
+    prose = iter(passages(60, 400, seed))
 
     def examples() -> Iterator[str]:
         for problem in others:

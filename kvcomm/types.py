@@ -106,12 +106,24 @@ class Segment:
     token_ids: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "token_ids", tuple(self.token_ids))  # a list would neither hash nor compare
         for position, token in enumerate(self.token_ids):
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token <= MAX_TOKEN_ID:
                 raise InvalidInput(
                     f"token id {token!r} at index {position} is not an integer of 0 to {MAX_TOKEN_ID}; "
                     "pass ids as the tokenizer returns them"
                 )
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Segment:
+        """The segment of token ids stored as little-endian uint32s, which are in range by their nature."""
+        if len(data) % 4:
+            raise InvalidInput(f"{len(data)} bytes are no whole number of 4-byte token ids; pass all of them")
+        segment = object.__new__(cls)
+        segment.__dict__.update(
+            token_ids=struct.unpack(f"<{len(data) // 4}I", data), digest=digest_fields(b"tokens", data)
+        )
+        return segment
 
     @cached_property
     def digest(self) -> str:

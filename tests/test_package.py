@@ -1,4 +1,4 @@
-"""Promises about the package as a whole: what importing it does, what its source may not contain, how long files are."""
+"""Promises about the package as a whole: what importing it does, what its source has not, how long files are."""
 
 from __future__ import annotations
 

@@ -14,12 +14,20 @@ _BULLET = re.compile(r"^\s*(?:[*•-]|\d+\.)\s+")
 def topics() -> dict[str, list[str]]:
     """Topic name to its paragraphs as plain sentences: no headings' rules, no markup stars, no grammar or code blocks.
 
+    A paragraph that stands in several topics is kept in the first.
+
     The text is that of the running Python's version: compare runs under one version only.
     """
     from pydoc_data.topics import topics as raw
 
-    cleaned = {name: _paragraphs(text) for name, text in sorted(raw.items())}
-    return {name: paragraphs for name, paragraphs in cleaned.items() if paragraphs}
+    cleaned: dict[str, list[str]] = {}
+    seen: set[str] = set()
+    for name, text in sorted(raw.items()):
+        fresh = [paragraph for paragraph in _paragraphs(text) if paragraph not in seen]
+        seen.update(fresh)
+        if fresh:
+            cleaned[name] = list(dict.fromkeys(fresh))
+    return cleaned
 
 
 def _paragraphs(text: str) -> list[str]:

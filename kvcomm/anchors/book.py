@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from kvcomm.anchors.offset import LinearOffset, OffsetEstimator, Predictor
-from kvcomm.anchors.statistics import OffsetStatistics, Pair, features
+from kvcomm.anchors.statistics import OffsetStatistics, Pair, check_observation, features
 from kvcomm.anchors.variance import OffsetErrors, solve_errors
 from kvcomm.types import ModelFingerprint, SegmentKV
 
@@ -82,8 +82,10 @@ class OffsetBook:
         """Test the present predictor on all observations, then add them.
 
         Raises:
-            InvalidInput: a base and its true KV differ in shape or hold NaN or infinity.
+            InvalidInput: a base and its true KV differ in shape or hold NaN or infinity; nothing was learned.
         """
+        for seen in observations:
+            check_observation(seen.base, seen.true)
         predictor = self.predictor()
         for seen in observations:
             predicted = predictor.predict(seen.pair, seen.base) if predictor else None

@@ -131,4 +131,5 @@ def _ridge_map(statistics: OffsetStatistics, ridge: float) -> torch.Tensor:
     xy = statistics.xy - x.transpose(2, 3) @ y
     scale = xx.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-12)
     xx = xx + (ridge * scale)[..., None, None] * torch.eye(statistics.width, dtype=xx.dtype)
-    return torch.linalg.solve(xx, xy).float()
+    solved: torch.Tensor = torch.linalg.solve(xx, xy)
+    return solved.float()

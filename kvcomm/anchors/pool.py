@@ -37,14 +37,15 @@ class BasePool:
     ) -> None:
         if max_bytes < 0 or max_entries < 0:
             raise InvalidInput(f"pool limits are {max_bytes} bytes and {max_entries} entries; give 0 or more")
-        if parent is not None and (parent.namespace, parent.fingerprint) != (namespace, fingerprint):
+        if parent is not None and not (parent.namespace == namespace and parent.fingerprint == fingerprint):
             raise InvalidInput("a child pool has its parent's namespace and fingerprint")
-        self.namespace, self.fingerprint = namespace, fingerprint
+        self.namespace: Namespace = namespace
+        self.fingerprint: ModelFingerprint = fingerprint
         self.max_bytes, self.max_entries = max_bytes, max_entries
         self.parent = parent
         self.nbytes = 0
         self.evicted = 0
-        self.version = 0
+        self._changes = 0
         self._entries: OrderedDict[CacheKey, Base] = OrderedDict()
         self._by_content: dict[str, dict[Recipe, CacheKey]] = {}
 
@@ -61,15 +62,13 @@ class BasePool:
         key = CacheKey.of(self.namespace, self.fingerprint, segment, recipe)
         if len(segment) == 0 or kv.nbytes > self.max_bytes or self.max_entries == 0 or self._find(key) is not None:
             return False
-        while self._entries and (
-            self.nbytes + kv.nbytes > self.max_bytes or len(self._entries) + 1 > self.max_entries
-        ):
+        while self._entries and (self.nbytes + kv.nbytes > self.max_bytes or len(self._entries) + 1 > self.max_entries):
             self._remove(next(iter(self._entries)))
             self.evicted += 1
         self._entries[key] = Base(segment, recipe, kv)
         self._by_content.setdefault(segment.digest, {})[recipe] = key
         self.nbytes += kv.nbytes
-        self.version += 1
+        self._changes += 1
         return True
 
     def get(self, segment: Segment, recipe: Recipe) -> Base | None:
@@ -78,7 +77,7 @@ class BasePool:
 
     def bases(self, segment: Segment) -> list[Base]:
         """All bases of this content, the first put first; those of the parent before the child's."""
-        found = self.parent.bases(segment) if self.parent else []
+        found = self.parent.bases(segment) if self.parent is not None else []
         for key in list(self._by_content.get(segment.digest, {}).values()):
             base = self._entries[key]
             if base.segment.token_ids == segment.token_ids:
@@ -92,6 +91,11 @@ class BasePool:
         for key in keys:
             self._remove(key)
         return len(keys)
+
+    @property
+    def version(self) -> int:
+        """Grows whenever a base is added or dropped, here or in a parent."""
+        return self._changes + (self.parent.version if self.parent is not None else 0)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -108,11 +112,11 @@ class BasePool:
         if base is not None:
             self._entries.move_to_end(key)
             return base if segment is None or base.segment.token_ids == segment.token_ids else None
-        return self.parent._find(key, segment) if self.parent else None
+        return self.parent._find(key, segment) if self.parent is not None else None
 
     def _remove(self, key: CacheKey) -> None:
         base = self._entries.pop(key)
-        self.version += 1
+        self._changes += 1
         self.nbytes -= base.kv.nbytes
         recipes = self._by_content[base.segment.digest]
         del recipes[base.recipe]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 
@@ -53,8 +53,17 @@ def features(kv: SegmentKV) -> torch.Tensor:
     return torch.cat([kv.keys[1:], kv.values[1:]], dim=-1)
 
 
+def check_observation(base: SegmentKV, true: SegmentKV) -> None:
+    """Raise InvalidInput where the two differ in shape or hold NaN or infinity behind the first layer."""
+    if base.keys.shape != true.keys.shape:
+        raise InvalidInput(f"base {tuple(base.keys.shape)} and true KV {tuple(true.keys.shape)} differ in shape")
+    sums = (float(part[1:].sum(dtype=torch.float64)) for kv in (base, true) for part in (kv.keys, kv.values))
+    if not all(map(math.isfinite, sums)):
+        raise InvalidInput("base or true KV holds NaN or infinity; nothing was learned from it")
+
+
 class PairSums:
-    """Per bucket of token index: calls seen, tokens seen, sum of x and sum of y (both [layers - 1, heads, buckets, F]).
+    """Per bucket of token index: calls, tokens, sum of x and sum of y (both [layers - 1, heads, buckets, F]).
 
     ``squares`` is the sum of squared y, added up over dK and over dV: [layers - 1, heads, buckets, 2].
     """
@@ -117,12 +126,9 @@ class OffsetStatistics:
         Raises:
             InvalidInput: shapes differ or hold NaN or infinity; nothing was added.
         """
-        if base.keys.shape != true.keys.shape:
-            raise InvalidInput(f"base {tuple(base.keys.shape)} and true KV {tuple(true.keys.shape)} differ in shape")
+        check_observation(base, true)
         x = features(base).double()
         y = features(true).double() - x
-        if not (math.isfinite(float(x.sum())) and math.isfinite(float(y.sum()))):
-            raise InvalidInput("base or true KV holds NaN or infinity; nothing was learned from it")
         tokens = x.shape[2]
         if tokens == 0:
             return
@@ -159,11 +165,17 @@ class OffsetStatistics:
     def forget(self, label: str) -> int:
         """Drop the means of every pair captured or used at ``label``; returns how many.
 
-        What they taught the shared map stays in its sums.
+        What they taught the shared map stays in its sums, as deviations from the means that are gone: raw sums without
+        their means could not be centred any more.
         """
         gone = [p for p in self.pairs if label in (p.captured, p.used)]
         for pair in gone:
-            del self.pairs[pair]
+            sums = self.pairs.pop(pair)
+            root = sums.tokens.clamp_min(1).sqrt()[:, None]
+            x, y = sums.x / root, sums.y / root
+            self.xx -= x.transpose(2, 3) @ x
+            self.xy -= x.transpose(2, 3) @ y
+            self.yy -= (y * y).sum(2)
         self.version += bool(gone)
         return len(gone)
 
@@ -176,9 +188,9 @@ class OffsetStatistics:
         """SHA-256 hex digest over every sum: equal before and after a frozen measurement."""
         parts = [self.xx, self.xy, self.yy]
         names = []
-        for pair in sorted(self.pairs, key=str):
+        for pair in sorted(self.pairs, key=astuple):
             sums = self.pairs[pair]
-            names.append(str(pair).encode())
+            names += [name.encode() for name in astuple(pair)]
             parts += [sums.calls, sums.tokens, sums.x, sums.y, sums.squares]
         return digest_fields(*names, *(p.contiguous().numpy().tobytes() for p in parts))
 

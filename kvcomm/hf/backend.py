@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
@@ -11,9 +9,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kvcomm.errors import InvalidInput, UnsupportedModel
+from kvcomm.errors import FingerprintMismatch, InvalidInput, UnsupportedModel
 from kvcomm.hf import attention
 from kvcomm.hf.cache import EndOfPass, scatter_cache
+from kvcomm.hf.fingerprint import adapter_digest, shape_of, tokenizer_digest, weights_digest
 from kvcomm.hf.support import (
     cache_argument,
     layer_kinds,
@@ -26,30 +25,6 @@ from kvcomm.reuse.backend import KVBuffer, ModelSpec
 from kvcomm.types import ModelFingerprint, digest_fields
 
 
-def weights_digest(model: PreTrainedModel) -> str:
-    """SHA-256 over the names, dtypes, shapes and bytes of all parameters; about 0.6 s a GB on one core."""
-    hasher = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
-        tensor = parameter.detach().cpu().contiguous()
-        hasher.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        hasher.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return hasher.hexdigest()
-
-
-def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 over the vocabulary, the special tokens and, for fast tokenizers, all rules."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    rules = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
-    return digest_fields(rules.encode(), str(tokenizer.special_tokens_map).encode())
-
-
-def _adapter(model: PreTrainedModel) -> str:
-    active = getattr(model, "active_adapters", None)
-    if not getattr(model, "_hf_peft_config_loaded", False) or not callable(active):
-        return ""
-    return ",".join(active())
-
-
 def model_spec(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weights: str | None = None) -> ModelSpec:
     """Read and prove what reuse needs to know of ``model``.
 
@@ -60,6 +35,11 @@ def model_spec(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weigh
         UnsupportedModel: naming the part that cannot be reused.
         InvalidInput: the tokenizer's ids do not fit the model's vocabulary.
     """
+    if not isinstance(model, PreTrainedModel):
+        raise UnsupportedModel(
+            f"{type(model).__name__} wraps a transformers model: pass the model inside (for PEFT get_base_model(), the "
+            "adapter active in it)"
+        )
     config = text_config(model)
     devices = {p.device for p in model.parameters()}
     if len(devices) != 1 or "meta" in {d.type for d in devices}:
@@ -67,7 +47,8 @@ def model_spec(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weigh
             f"the model lies on {sorted(map(str, devices))}: load it on one device, for example "
             "model.to('cpu'); several devices are not handled"
         )
-    vocabulary = int(model.get_input_embeddings().weight.shape[0])
+    embeddings: Any = model.get_input_embeddings()
+    vocabulary = int(embeddings.weight.shape[0])
     if len(tokenizer) > vocabulary:
         raise InvalidInput(
             f"the tokenizer has {len(tokenizer)} tokens but the model embeds {vocabulary}: it belongs to another model"
@@ -75,11 +56,11 @@ def model_spec(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weigh
     rope_spec = proven_rope(model, config)
     keys = probe_keys(model, 0)
     fingerprint = ModelFingerprint(
-        architecture=f"{type(model).__name__} {digest_fields(_shape_of(config).encode())[:16]}",
+        architecture=f"{type(model).__name__} {digest_fields(shape_of(config).encode())[:16]}",
         weights=weights or weights_digest(model),
         rope=rope_spec.digest,
         dtype=str(keys.dtype).removeprefix("torch."),
-        adapter=_adapter(model),
+        adapter=adapter_digest(model),
         tokenizer=tokenizer_digest(tokenizer),
         n_layers=int(keys.shape[0]),
         n_kv_heads=int(keys.shape[1]),
@@ -95,13 +76,6 @@ def model_spec(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weigh
     )
 
 
-def _shape_of(config: Any) -> str:
-    fields = {
-        k: v for k, v in config.to_dict().items() if k not in ("_name_or_path", "transformers_version", "dtype")
-    }
-    return json.dumps(fields, sort_keys=True, default=str)
-
-
 class HFBackend:
     """Runs one transformers model. Holds no state between calls but the model itself.
 
@@ -110,9 +84,7 @@ class HFBackend:
             backend was built, to give what the model's own masked attention gives; eager attention keeps its own.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weights: str | None = None
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weights: str | None = None) -> None:
         if model.training:
             raise InvalidInput("the model is in training mode, in which dropout changes KV; call model.eval() first")
         self.model = model
@@ -125,11 +97,35 @@ class HFBackend:
         if not self._eager:
             attention.register()
             self.grouped = self._grouped_is_equal()
+        self._parameters = tuple(model.parameters())
+        self._built = self._state()
 
     @property
     def spec(self) -> ModelSpec:
         """Shape and identity of the model."""
         return self._spec
+
+    def check_unchanged(self) -> None:
+        """Notice a model that is no longer the one fingerprinted, in well under a millisecond.
+
+        Seen are writes into parameters (training, load_state_dict), moves to another device or dtype, and adapters
+        that were loaded, switched or switched off; not seen are writes through ``parameter.data``.
+
+        Raises:
+            InvalidInput: the model was put into training mode.
+            FingerprintMismatch: its weights or adapters were changed.
+        """
+        if self.model.training:
+            raise InvalidInput("the model is in training mode, in which dropout changes KV; call model.eval() first")
+        if self._state() != self._built:
+            raise FingerprintMismatch(
+                "the model's weights, device or adapters were changed after the engine was built: its pool belongs to "
+                "another model; build a new Engine"
+            )
+
+    def _state(self) -> tuple[int, int, str]:
+        writes = sum(0 if p.is_inference() else p._version for p in self._parameters)
+        return writes, sum(p.data_ptr() for p in self._parameters), adapter_digest(self.model)
 
     @torch.inference_mode()
     def forward(
@@ -143,9 +139,7 @@ class HFBackend:
         return output
 
     @torch.inference_mode()
-    def forward_first(
-        self, buffer: KVBuffer, token_ids: Sequence[int], positions: Sequence[int], layers: int
-    ) -> None:
+    def forward_first(self, buffer: KVBuffer, token_ids: Sequence[int], positions: Sequence[int], layers: int) -> None:
         """See ModelBackend.forward_first."""
         if not 0 <= layers < self.spec.fingerprint.n_layers:
             raise InvalidInput(f"{layers} first layers of {self.spec.fingerprint.n_layers}: give 0 or more, and fewer")

@@ -24,8 +24,8 @@ class ScatterLayer(DynamicLayer):
     def __init__(
         self, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor | slice, before: int, last: bool
     ) -> None:
-        super().__init__()
-        self.keys, self.values = keys, values
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.keys, self.values = self._keys, self._values = keys, values
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
         self.positions, self.before, self.last = positions, before, last
@@ -33,11 +33,11 @@ class ScatterLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        self.keys[:, :, self.positions] = key_states
-        self.values[:, :, self.positions] = value_states
+        self._keys[:, :, self.positions] = key_states
+        self._values[:, :, self.positions] = value_states
         if self.last:
             raise EndOfPass
-        return self.keys, self.values
+        return self._keys, self._values
 
     def get_seq_length(self) -> int:
         return self.before
@@ -62,13 +62,13 @@ def scatter_cache(
 class BufferLayer(DynamicLayer):
     """A growing layer that appends inside preallocated memory for as long as it can.
 
-    When generation reorders, repeats or selects rows (beams, several sequences) or the room is used up, it goes on as
-    an ordinary DynamicLayer with tensors of its own. It keeps every token of a sliding layer; the model's mask hides
-    those outside the window.
+    When generation has several rows for the one prompt (beams, several sequences), reorders or resets them, or the room
+    is used up, it goes on as an ordinary DynamicLayer with tensors of its own. It keeps every token of a sliding layer;
+    the model's mask hides those outside the window.
     """
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.room_keys, self.room_values = keys, values
         self.keys, self.values = keys[:, :, :length], values[:, :, :length]
         self.dtype, self.device = keys.dtype, keys.device
@@ -84,10 +84,12 @@ class BufferLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        start = self.keys.shape[2]
+        start = self.get_seq_length()
         stop = start + key_states.shape[2]
-        fits = key_states.shape[0] == self.room_keys.shape[0] and stop <= self.room_keys.shape[2]
-        if not (self.in_place and fits):
+        rows = key_states.shape[0]
+        if not self.in_place or rows != self.room_keys.shape[0] or stop > self.room_keys.shape[2]:
+            if self.keys is not None and self.values is not None and rows != self.keys.shape[0] == 1:
+                self.keys, self.values = self.keys.expand(rows, -1, -1, -1), self.values.expand(rows, -1, -1, -1)
             result: tuple[torch.Tensor, torch.Tensor] = super().update(key_states, value_states, *args, **kwargs)
             return result
         self.room_keys[:, :, start:stop] = key_states

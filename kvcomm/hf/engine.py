@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 from kvcomm.anchors.book import OffsetBook
 from kvcomm.anchors.pool import BasePool
 from kvcomm.errors import FingerprintMismatch, InvalidInput, PromptTooLong
+from kvcomm.hf.arguments import Clock, check_generate_arguments, stop_tokens
 from kvcomm.hf.backend import HFBackend
 from kvcomm.hf.reply import Prefilled, Reply, Usage
 from kvcomm.hf.support import cache_argument
@@ -25,18 +26,6 @@ from kvcomm.reuse.prompt import Prompt
 from kvcomm.reuse.run import keep, keep_reply, observe, prepare
 from kvcomm.reuse.splice import cut
 from kvcomm.types import Namespace, Segment
-
-
-class _Clock(StoppingCriteria):
-    """Notes when the first token is out; stops nothing."""
-
-    def __init__(self) -> None:
-        self.first: float | None = None
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs: Any) -> torch.BoolTensor:
-        if self.first is None:
-            self.first = time.perf_counter()
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)  # type: ignore[return-value]
 
 
 class Engine:
@@ -95,7 +84,7 @@ class Engine:
         """
         template = Template(name, parts, self.tokenizer)
         known = self._agents.get(name)
-        if known is not None and known.template.fixed != template.fixed:
+        if known is not None and (known.template.fixed, known.template.slots) != (template.fixed, template.slots):
             raise InvalidInput(f"an agent named {name!r} with another template exists; choose another name")
         return self._agents.setdefault(name, Agent(self, template))
 
@@ -129,11 +118,15 @@ class Engine:
 
         Raises:
             PromptTooLong: prompt and room exceed the model's positions.
-            InvalidInput: a token id is outside the model's vocabulary.
+            InvalidInput: room is negative, a token id is outside the model's vocabulary, or the model is in training
+                mode.
+            FingerprintMismatch: the model's weights were changed since the engine was built.
         """
         started = time.perf_counter()
         chosen = policy if policy is not None else self.policy
-        self._check(prompt, room)
+        if room < 0:
+            raise InvalidInput(f"room is {room}; give 0 or more tokens")
+        self._check(prompt.token_ids, len(prompt) + room)
         plan = self._plan(prompt, chosen)
         plan, buffer = prepare(self.backend, plan, chosen, self.book, room)
         return Prefilled.of(plan, buffer, cache_argument(self.model), time.perf_counter() - started)
@@ -156,30 +149,35 @@ class Engine:
             max_new_tokens: at most so many tokens.
             policy: for this call only.
             started: ``time.perf_counter()`` when the caller had its text in hand, if that was earlier.
-            stopping_criteria, generate_kwargs: handed to model.generate.
+            stopping_criteria, generate_kwargs: handed to model.generate; see kvcomm.hf.arguments for what cannot be.
 
         Raises:
             PromptTooLong: prompt and new tokens exceed the model's positions; nothing was changed.
-            InvalidInput: as prefill, or ``max_new_tokens`` is below 1; nothing was changed.
+            InvalidInput: as prefill, ``max_new_tokens`` is below 1, or an argument for model.generate does not go with
+                the prepared cache; nothing was changed.
         """
         began = time.perf_counter() if started is None else started
         if max_new_tokens < 1:
             raise InvalidInput(f"max_new_tokens is {max_new_tokens}; ask for at least 1")
+        check_generate_arguments(generate_kwargs)
         prefilled = self.prefill(prompt, room=max_new_tokens, policy=policy)
         prepared = time.perf_counter()
-        clock = _Clock()
+        clock = Clock()
         arguments = {**prefilled.generate_kwargs(), "max_new_tokens": max_new_tokens, **generate_kwargs}
         arguments["stopping_criteria"] = StoppingCriteriaList([*stopping_criteria, clock])
+        generate: Any = self.model.generate
         with torch.inference_mode():
-            output = self.model.generate(**arguments)
+            output = generate(**arguments)
         finished = time.perf_counter()
         sequences = output if isinstance(output, torch.Tensor) else output.sequences
         token_ids = tuple(sequences[0, len(prompt) :].tolist())
-        segment = Segment(self._without_end(token_ids))
+        stops = stop_tokens(self.model, self.tokenizer, generate_kwargs)
+        end = next((n for n, token in enumerate(token_ids) if token in stops), len(token_ids))
+        segment = Segment(token_ids[:end])
         if self.learn:
             self._after(prefilled, segment, label)
         return Reply(
-            text=self.tokenizer.decode(token_ids, skip_special_tokens=True),
+            text=str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True)),
             token_ids=token_ids,
             segment=segment,
             output=output,
@@ -203,16 +201,23 @@ class Engine:
             logits [len(answer), vocabulary], float32, and the plan that was carried out.
 
         Raises:
-            InvalidInput: the answer is empty; otherwise as prefill.
+            InvalidInput: the answer is empty, or with it the prompt crosses the length at which LongRoPE changes its
+                frequencies; otherwise as prefill.
         """
         if not len(answer):
             raise InvalidInput("the answer has 0 tokens; there is nothing to force")
+        token_ids = (*prompt.token_ids, *answer.token_ids)
+        self._check(token_ids, len(token_ids))
+        if self._crosses(len(token_ids)) and not self._crosses(len(prompt)):
+            raise InvalidInput(
+                f"a prompt of {len(prompt)} and an answer of {len(answer)} tokens cross the length of "
+                f"{self.backend.spec.rope.switch_length} at which LongRoPE changes its frequencies; shorten the answer"
+            )
         prefilled = self.prefill(prompt, room=len(answer), policy=policy)
         plan, buffer = prefilled.plan, prefilled.buffer
-        token_ids = (*prompt.token_ids, *answer.token_ids)
         start = buffer.length
         logits = self.backend.forward(buffer, token_ids[start:], range(start, len(token_ids)), len(answer) + 1)
-        if self.learn:
+        if self.learn and not self._crosses(len(prompt)):
             self._learn_from(plan, buffer, answer, label)
         return logits[:-1].float(), plan
 
@@ -220,13 +225,20 @@ class Engine:
         """Learn from a prompt, and an answer to it if there is one, by a dense prefill alone; nothing is generated.
 
         Returns:
-            how many offsets were observed.
+            how many offsets were observed; 0, and nothing is computed, beyond the length at which LongRoPE changes its
+            frequencies.
+
+        Raises:
+            as prefill.
         """
         reply = answer if answer is not None else Segment(())
-        self._check(prompt, len(reply))
+        token_ids = (*prompt.token_ids, *reply.token_ids)
+        self._check(token_ids, len(token_ids))
+        if self._crosses(len(token_ids)):
+            return 0
         plan = Exact().plan(prompt, self.pool, self.book)
         plan, buffer = prepare(self.backend, plan, Exact(), self.book, len(reply))
-        self._finish(buffer, (*prompt.token_ids, *reply.token_ids))
+        self._finish(buffer, token_ids)
         return self._learn_from(plan, buffer, reply, label)
 
     def isolate(self, segments: Sequence[Segment], behind: Segment | None = None) -> int:
@@ -236,12 +248,19 @@ class Engine:
             behind: the prefix, cut off afterwards; the tokenizer's beginning and a line break unless given.
 
         Returns:
-            how many bases were added.
+            how many bases were added. A text that LongRoPE would compute with its other frequencies gets none.
+
+        Raises:
+            as prefill; nothing was added.
         """
         prefix = behind if behind is not None else self.neutral_prefix()
         recipe = Recipe("isolated", "", prefix.digest, False)
+        for segment in segments:
+            self._check((*prefix.token_ids, *segment.token_ids), len(prefix) + len(segment))
         added = 0
         for segment in segments:
+            if self._crosses(len(prefix) + len(segment)):
+                continue
             if not len(segment) or self.pool.get(segment, recipe) is not None:
                 continue
             buffer = KVBuffer(self.backend.spec, len(prefix) + len(segment))
@@ -261,7 +280,7 @@ class Engine:
         return f"{self.pool.version}.{self.book.statistics.version}"
 
     def _plan(self, prompt: Prompt, policy: Policy) -> Plan:
-        if self.backend.spec.rope.crosses(len(prompt)):
+        if self._crosses(len(prompt)):
             return Dense("the prompt is beyond the length at which LongRoPE changes its frequencies").plan(
                 prompt, self.pool, self.book
             )
@@ -277,33 +296,36 @@ class Engine:
                 return replace(exact, why=f"dense, to learn offsets (the first {policy.learn_first} calls of a place)")
         return plan
 
-    def _check(self, prompt: Prompt, room: int) -> None:
-        spec = self.backend.spec
-        if len(prompt) + room > spec.max_positions:
-            raise PromptTooLong(
-                f"{len(prompt)} prompt tokens and room for {room} exceed the model's {spec.max_positions} positions; "
-                "shorten a slot or ask for fewer new tokens"
-            )
-        if max(prompt.token_ids) >= spec.vocab_size:
-            raise InvalidInput(
-                f"token id {max(prompt.token_ids)} is outside the model's vocabulary of {spec.vocab_size}; tokenise "
-                "with the model's own tokenizer"
-            )
+    def _crosses(self, length: int) -> bool:
+        """Whether the model computes a sequence of ``length`` tokens in another frame than the pool's."""
+        return self.backend.spec.rope.crosses(length)
 
-    def _without_end(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
-        config = self.model.generation_config
-        ends = config.eos_token_id if config is not None else None
-        stops = set(ends if isinstance(ends, list) else [ends]) | {self.tokenizer.eos_token_id}
-        stop = next((n for n, token in enumerate(token_ids) if token in stops), len(token_ids))
-        return token_ids[:stop]
+    def _check(self, token_ids: Sequence[int], length: int) -> None:
+        """Refuse tokens that the model does not have, more positions than it has, and a model that was changed."""
+        self.backend.check_unchanged()
+        spec = self.backend.spec
+        if length > spec.max_positions:
+            raise PromptTooLong(
+                f"{len(token_ids)} tokens and room for {length - len(token_ids)} exceed the model's "
+                f"{spec.max_positions} positions; shorten a slot or ask for fewer new tokens"
+            )
+        highest = max(token_ids, default=0)
+        if highest >= spec.vocab_size:
+            raise InvalidInput(
+                f"token id {highest} is outside the model's vocabulary of {spec.vocab_size}; tokenise with the model's "
+                "own tokenizer"
+            )
 
     def _after(self, prefilled: Prefilled, reply: Segment, label: str) -> None:
-        if prefilled.take_back():
-            plan, buffer = prefilled.plan, prefilled.buffer
-            self._finish(buffer, (*plan.prompt.token_ids, *reply.token_ids))
-            self._learn_from(plan, buffer, reply, label)
+        plan, buffer = prefilled.plan, prefilled.buffer
+        if not prefilled.take_back() or self._crosses(len(plan.prompt)):
+            return
+        if self._crosses(len(plan.prompt) + len(reply)):
+            reply = Segment(())  # the model turned to its other frequencies on the way
+        self._finish(buffer, (*plan.prompt.token_ids, *reply.token_ids))
+        self._learn_from(plan, buffer, reply, label)
 
-    def _finish(self, buffer: KVBuffer, token_ids: tuple[int, ...]) -> None:
+    def _finish(self, buffer: KVBuffer, token_ids: Sequence[int]) -> None:
         """Compute the KV of the ids that ``buffer`` does not hold yet."""
         start = buffer.length
         if start < len(token_ids):
@@ -333,7 +355,12 @@ class Agent:
         return self.template.fill(slots)
 
     def generate(
-        self, *, max_new_tokens: int = 256, policy: Policy | None = None, options: Mapping[str, Any] | None = None, **slots: SlotValue
+        self,
+        *,
+        max_new_tokens: int = 256,
+        policy: Policy | None = None,
+        options: Mapping[str, Any] | None = None,
+        **slots: SlotValue,
     ) -> Reply:
         """Answer with the slots filled.
 
@@ -355,7 +382,9 @@ class Agent:
             **(options or {}),
         )
 
-    def force(self, answer: SlotValue, *, policy: Policy | None = None, **slots: SlotValue) -> tuple[torch.Tensor, Plan]:
+    def force(
+        self, answer: SlotValue, *, policy: Policy | None = None, **slots: SlotValue
+    ) -> tuple[torch.Tensor, Plan]:
         """Teacher-force an answer: see Engine.force."""
         segment = self.template.segment("answer", answer)
         return self.engine.force(self.prompt(**slots), segment, label=f"{self.name}/reply", policy=policy)

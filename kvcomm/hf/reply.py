@@ -78,9 +78,13 @@ class Prefilled:
         return cls(plan, buffer, generation_cache(buffer), cache_name, prefill_s)
 
     def generate_kwargs(self) -> dict[str, Any]:
-        """Arguments for model.generate: input_ids and attention_mask [1, prompt tokens], and the cache."""
+        """Arguments for model.generate: input_ids and attention_mask [1, prompt tokens], and the cache.
+
+        The last two put a model's own settings out of force that would do without this cache.
+        """
         ids = torch.tensor([self.plan.prompt.token_ids], dtype=torch.int64, device=self.buffer.keys.device)
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), self.cache_name: self.cache}
+        given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), self.cache_name: self.cache}
+        return {**given, "cache_implementation": None, "use_cache": True}
 
     def take_back(self) -> bool:
         """Let the buffer own what was generated into it; False where beams or several rows left it."""

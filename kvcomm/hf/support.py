@@ -42,7 +42,10 @@ def text_config(model: PreTrainedModel) -> Any:
     )
     if kinds or state:
         what = ", ".join(sorted(kinds)) or "state-space layers"
-        raise UnsupportedModel(f"{name} has layers of kind {what}: their state cannot be cut into segments")
+        raise UnsupportedModel(
+            f"{name} has layers of kind {what}: only full and sliding-window attention keeps KV that can be cut into "
+            "segments and masked at chosen positions"
+        )
     if getattr(config, "num_kv_shared_layers", 0):
         raise UnsupportedModel(f"{name} shares KV between layers (num_kv_shared_layers): not handled")
     implementation = getattr(config, "_attn_implementation", None)
@@ -58,9 +61,9 @@ def layer_kinds(config: Any) -> tuple[str, ...]:
     """``full_attention`` or ``sliding_attention`` for each layer."""
     kinds = getattr(config, "layer_types", None)
     if kinds:
-        return tuple(kinds)[: config.num_hidden_layers]
+        return tuple(str(kind) for kind in kinds)[: int(config.num_hidden_layers)]
     sliding = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-    return ((SLIDING if sliding else FULL),) * config.num_hidden_layers
+    return (SLIDING if sliding else FULL,) * int(config.num_hidden_layers)
 
 
 def layer_windows(config: Any) -> tuple[int | None, ...]:
@@ -87,8 +90,8 @@ def probe_keys(model: PreTrainedModel, position: int) -> torch.Tensor:
         cache_argument(model): cache,
     }
     model(**inputs, use_cache=True)
-    keys = [layer.keys for layer in cache.layers]
-    values = [layer.values for layer in cache.layers]
+    keys = [getattr(layer, "keys", None) for layer in cache.layers]
+    values = [getattr(layer, "values", None) for layer in cache.layers]
     shapes = {tuple(t.shape) for t in (*keys, *values) if t is not None}
     if len(shapes) != 1 or any(t is None for t in keys):
         raise UnsupportedModel(f"{type(model).__name__} caches differently shaped KV in its layers: {sorted(shapes)}")

@@ -12,6 +12,9 @@ from kvcomm.errors import InvalidInput
 from kvcomm.reuse.prompt import Part, Prompt
 from kvcomm.types import Segment
 
+RESERVED = frozenset({"self", "answer", "max_new_tokens", "policy", "options"})
+"""Names of other arguments in the calls that take slots by name."""
+
 _MARK = "\u27e6kvcomm-slot-{}\u27e7"
 
 
@@ -61,7 +64,8 @@ class Template:
         self.slots = tuple(part.name for part in parts if isinstance(part, Slot))
         self._check(name, parts)
         marks = [_MARK.format(n) for n in range(len(self.slots))]
-        if any(mark in part for part in parts if isinstance(part, str) for mark in marks):
+        texts = [part.text if isinstance(part, System) else part for part in parts if not isinstance(part, Slot)]
+        if any(mark in text for text in texts for mark in marks):
             raise InvalidInput("a fixed text contains kvcomm's own slot mark; reword it")
         self.fixed = self._render(parts, marks)
 
@@ -117,18 +121,25 @@ class Template:
         doubled = sorted({slot for slot in self.slots if self.slots.count(slot) > 1 or not slot.isidentifier()})
         if doubled:
             raise InvalidInput(f"agent {name!r}: slots {doubled} are named twice or are not identifiers; rename them")
+        taken = sorted(RESERVED.intersection(self.slots))
+        if taken:
+            raise InvalidInput(f"agent {name!r}: slots {taken} have names of arguments of its calls; rename them")
 
     def _render(self, parts: Sequence[TemplatePart], marks: list[str]) -> tuple[Segment, ...]:
         """The fixed segments: one before each slot and one after the last, possibly empty."""
         remaining = iter(marks)
-        body = "".join(part if isinstance(part, str) else next(remaining) for part in parts if not isinstance(part, System))
+        body = "".join(
+            part if isinstance(part, str) else next(remaining) for part in parts if not isinstance(part, System)
+        )
         system = parts[0].text if isinstance(parts[0], System) else None
         text = self._chat(system, body)
         pieces = []
         for mark in marks:
             before, found, text = text.partition(mark)
             if not found:
-                raise InvalidInput(f"the chat template of {self._tokenizer.name_or_path!r} drops or moves the user's text")
+                raise InvalidInput(
+                    f"the chat template of {self._tokenizer.name_or_path!r} drops or moves the user's text"
+                )
             pieces.append(before)
         return tuple(
             Segment(tuple(self._begin(n) + self._tokenizer(piece, add_special_tokens=False)["input_ids"]))
@@ -148,4 +159,5 @@ class Template:
             return []
         plain = self._tokenizer("a", add_special_tokens=False)["input_ids"]
         full = self._tokenizer("a")["input_ids"]
-        return list(full[: len(full) - len(plain)]) if full[-len(plain) :] == plain else []
+        starts = (n for n in range(len(full) - len(plain) + 1) if full[n : n + len(plain)] == plain)
+        return list(full[: next(starts, 0)])  # some tokenizers put an end behind the text as well

@@ -90,9 +90,7 @@ class ModelBackend(Protocol):
         """
         ...
 
-    def forward_first(
-        self, buffer: KVBuffer, token_ids: Sequence[int], positions: Sequence[int], layers: int
-    ) -> None:
+    def forward_first(self, buffer: KVBuffer, token_ids: Sequence[int], positions: Sequence[int], layers: int) -> None:
         """Run tokens through the first ``layers`` layers only, writing the KV of layers 0 to ``layers`` in place.
 
         KV of a layer are made from what the layers before it put out, so the pass ends as soon as layer ``layers`` has

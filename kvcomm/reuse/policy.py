@@ -141,7 +141,7 @@ class Balanced(Reuse):
     def __post_init__(self) -> None:
         if not self.max_kl > 0 or self.learn_first < 0:
             raise InvalidInput(
-                f"max_kl is {self.max_kl} and learn_first {self.learn_first}; give a KL above 0 nats and 0 or more calls"
+                f"max_kl is {self.max_kl} and learn_first {self.learn_first}; give a KL above 0 nats and calls from 0"
             )
 
 

@@ -1,4 +1,4 @@
-"""Carrying a plan out: splice what is held, recompute what was chosen, and afterwards keep and learn what came of it."""
+"""Carrying a plan out: splice what is held, recompute what was chosen, then keep and learn what came of it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from kvcomm.reuse.splice import cut, splice
 from kvcomm.types import Segment, digest_tokens
 
 
-def prepare(
-    backend: ModelBackend, plan: Plan, policy: Policy, book: OffsetBook, room: int
-) -> tuple[Plan, KVBuffer]:
+def prepare(backend: ModelBackend, plan: Plan, policy: Policy, book: OffsetBook, room: int) -> tuple[Plan, KVBuffer]:
     """Splice, select and recompute until all that is left to compute is a run of tokens at the prompt's end.
 
     Returns:
@@ -40,10 +38,13 @@ def prepare(
 
 
 def _tail_start(plan: Plan) -> int:
-    """Start of the final run to leave to the generating forward: the whole run if nothing else is computed."""
+    """Where the generating forward takes over: at the last token, or at the first where nothing is reused.
+
+    A prefill from position 0 needs no mask and is fastest in the model's own attention; behind spliced KV the
+    backend's passes are.
+    """
     last = len(plan.prompt) - 1
-    first = plan.computed[0]
-    return first if plan.computed == tuple(range(first, last + 1)) else last
+    return 0 if len(plan.computed) == last + 1 else last
 
 
 def _splice_part(buffer: KVBuffer, backend: ModelBackend, part: PartPlan, book: OffsetBook) -> None:
@@ -52,9 +53,7 @@ def _splice_part(buffer: KVBuffer, backend: ModelBackend, part: PartPlan, book: 
         splice(buffer, backend.spec, part.base.kv, part.start, offset)
 
 
-def keep(
-    pool: BasePool, backend: ModelBackend, buffer: KVBuffer, plan: Plan, every_exact: bool
-) -> int:
+def keep(pool: BasePool, backend: ModelBackend, buffer: KVBuffer, plan: Plan, every_exact: bool) -> int:
     """Put into the pool what this call computed first; returns how many bases were added.
 
     A segment's KV is kept when the pool has no base of its content, when it is the prompt's head, or, with
@@ -73,9 +72,7 @@ def keep(
     return added
 
 
-def keep_reply(
-    pool: BasePool, backend: ModelBackend, buffer: KVBuffer, plan: Plan, reply: Segment, label: str
-) -> bool:
+def keep_reply(pool: BasePool, backend: ModelBackend, buffer: KVBuffer, plan: Plan, reply: Segment, label: str) -> bool:
     """Put an agent's answer, whose KV stands in ``buffer`` behind the prompt, into the pool unless it is held."""
     if not len(reply) or pool.bases(reply):
         return False

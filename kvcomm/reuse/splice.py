@@ -33,6 +33,10 @@ def splice(buffer: KVBuffer, spec: ModelSpec, base: SegmentKV, start: int, offse
     buffer.check_range(start, start + length)
     if not length:
         return
+    if base.keys.device != buffer.keys.device:
+        raise InvalidInput(
+            f"the base is on {base.keys.device}, the request on {buffer.keys.device}; use a pool of the model's device"
+        )
     target_k = buffer.keys[:, :, start : start + length]
     target_v = buffer.values[:, :, start : start + length]
     positions = positions_of(start, length, base.keys.device)

@@ -1,0 +1,75 @@
+"""HumanEval's data, what counts as an answer's program, and scores."""
+
+from __future__ import annotations
+
+import pytest
+
+from eval.tasks import TASKS, make_task
+from eval.tasks.humaneval import HumanEval, complete
+from kvcomm.errors import InvalidInput
+
+PROMPT = 'import math\n\n\ndef half(x):\n    """Half of x."""\n'
+WANT = "def half(x):"
+
+
+@pytest.fixture(scope="module")
+def task() -> HumanEval:
+    return HumanEval(execute=True)
+
+
+def test_there_are_164_problems(task: HumanEval) -> None:
+    problems = task.problems()
+    assert len(problems) == 164 and [p.id for p in problems[:2]] == ["HumanEval/0", "HumanEval/1"]
+    assert all(p.task_text and p.reference and p.documents == () for p in problems)
+
+
+def test_references_pass_as_continuation_and_as_message(task: HumanEval) -> None:
+    for problem in task.problems()[::16]:
+        assert task.score(problem, problem.reference) == 1.0, problem.id
+        message = f"Here it is:\n\n```python\n{problem.task_text}{problem.reference}```\nIt works like this."
+        assert task.score(problem, message) == 1.0, problem.id
+
+
+def test_wrong_answers_fail(task: HumanEval) -> None:
+    problem = task.problems()[0]
+    for answer in ("", "    return None\n", "    import sys\n    sys.exit(0)\n", "I do not know."):
+        assert task.score(problem, answer) == 0.0, answer
+
+
+def test_nothing_runs_unless_asked_for(task: HumanEval, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eval.tasks.humaneval.run_program", lambda *_: pytest.fail("it ran"))
+    quiet = make_task("humaneval")
+    assert quiet.score(quiet.problems()[0], "    return 1") is None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "    return x / 2",
+        "    return x / 2\n\nprint(half(2))\nraise SystemExit",
+        "    return x / 2\n\nThis function halves its argument.",
+        "```python\ndef half(x):\n    return x / 2\n```",
+        "Sure!\n```py\nimport math\n\ndef half(x):\n    return x / 2\n\nprint(half(3))\n```\nDone.",
+        "```\n    return x / 2\n```",
+        "```python\ndef half(x):\n    return math.floor(x) / 2\n\n\ndef other():\n    pass",
+        "    return helper(x)\n\n\ndef helper(x):\n    return x / 2\n\nExample: half(2)",
+    ],
+)
+def test_an_answer_becomes_a_program(answer: str) -> None:
+    scope: dict[str, object] = {"__name__": "answer"}
+    exec(complete(PROMPT, answer, "half"), scope)  # noqa: S102
+    assert scope["half"](4) == 2  # type: ignore[operator]
+
+
+def test_an_unknown_task_is_named_with_the_known() -> None:
+    with pytest.raises(InvalidInput, match=r"'gsm'.*humaneval"):
+        make_task("gsm")
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_every_task_keeps_the_contract(name: str) -> None:
+    task = make_task(name)
+    problems = task.problems()
+    assert task.name == name and problems == make_task(name).problems()
+    assert len({p.id for p in problems}) == len(problems)
+    assert task.score(problems[0], "") is None
