@@ -11,6 +11,7 @@ from kvcomm.anchors.gain import Gain
 from kvcomm.anchors.offset import LinearOffset, OffsetEstimator, Predictor
 from kvcomm.anchors.saved import Learned
 from kvcomm.anchors.statistics import OffsetStatistics, Pair, check_observation, features
+from kvcomm.anchors.variance import OffsetErrors, solve_errors
 from kvcomm.types import ModelFingerprint, SegmentKV
 
 
@@ -41,6 +42,7 @@ class OffsetBook:
         self._learned = learned if learned is not None else Learned.empty(fingerprint)
         self._fresh = None if learned is None else Learned.empty(fingerprint)
         self._solved: tuple[int, OffsetEstimator, Predictor | None] | None = None
+        self._errors: tuple[int, OffsetErrors | None] | None = None
 
     def learn(self, observations: Sequence[Observation]) -> None:
         """Test the present predictor on all observations, then add them.
@@ -114,6 +116,14 @@ class OffsetBook:
         keys, values = offset.chunk(2, dim=-1)
         scale = factor.to(device=offset.device, dtype=offset.dtype)[:, :, None, None, None]
         return SegmentKV(_with_first(keys * scale[:, 0], base), _with_first(values * scale[:, 1], base))
+
+    def errors(self) -> OffsetErrors | None:
+        """Expected errors of offsets under the present statistics, or None while nothing was observed."""
+        version = self.statistics.version
+        if self._errors is None or self._errors[0] != version:
+            ridge = self.estimator.ridge if isinstance(self.estimator, LinearOffset) else LinearOffset().ridge
+            self._errors = (version, solve_errors(self.statistics, ridge))
+        return self._errors[1]
 
     def _factor(self, pair: Pair) -> torch.Tensor | None:
         gain = self.gains.get(pair)

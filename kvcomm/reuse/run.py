@@ -26,6 +26,7 @@ def prepare(backend: ModelBackend, plan: Plan, policy: Policy, book: OffsetBook,
     for part in plan.parts:
         _splice_part(buffer, backend, part, book)
     if isinstance(policy, Reuse) and plan.counts.approximate:
+        buffer.length = len(plan.prompt)
         selected = policy.select.choose(Scene(backend, plan, buffer, book))
         plan = policy.settle(plan.recomputing(selected.positions, selected.extra_tokens))
     tail = _tail_start(plan)
