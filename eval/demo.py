@@ -80,7 +80,7 @@ def demo(
         **setting.describe(),
         seed=seed,
         agents=[_agent(rows, name) for name in names],
-        policy=str(engine.policy),
+        policy=f"{type(engine.policy).__name__}()",
         command=shlex.join(["python", "-m", "eval", "demo", *_arguments()]),
         problems=prompts,
         repeats=repeats,

@@ -79,9 +79,12 @@ def stacked_bars(title: str, rows: Sequence[tuple[str, Sequence[Bar], str]]) -> 
     return _svg(y, title, body)
 
 
+LEAST = 1e-7  # nats; below it is the rounding of float32
+
+
 def log_dots(title: str, rows: Sequence[tuple[str, float, str]], reference: tuple[str, float] | None) -> str:
-    """A dot a row on a log axis, ``(label, value, note)``; the reference is a line. A hollow dot at the left is 0."""
-    values = [value for _, value, _ in rows if value > 0] + ([reference[1]] if reference else [])
+    """A dot a row on a log axis, ``(label, value, note)``; the reference is a line. A hollow dot is below ``LEAST``."""
+    values = [value for _, value, _ in rows if value > LEAST] + ([reference[1]] if reference else [])
     low = math.floor(math.log10(min(values)) - 0.15) if values else -4
     high = max(math.ceil(math.log10(max(values))) if values else 0, low + 1)
     left, right = 14.0, WIDTH - 14.0
@@ -105,11 +108,11 @@ def log_dots(title: str, rows: Sequence[tuple[str, float, str]], reference: tupl
         body.append(_text(x + (-2 if anchor == "start" else 2), top - 8, reference[0], "value", anchor))
     for number, (label, value, note) in enumerate(rows):
         y = top + 40 * number
-        x = place(value) if value > 0 else left
+        x = place(value) if value > LEAST else left
         body.append(_text(0, y + 14, label, "label halo"))
         body.append(_text(WIDTH, y + 14, note, "value halo", "end"))
         body.append(f'<line x1="{left:.1f}" y1="{y + 27:.1f}" x2="{x:.1f}" y2="{y + 27:.1f}" class="stem"/>')
-        filled = "c-reused" if value > 0 else "c-hollow"
+        filled = "c-reused" if value > LEAST else "c-hollow"
         body.append(
             f'<circle cx="{x:.1f}" cy="{y + 27:.1f}" r="6" class="{filled}"><title>{escape(f"{label}: {note}")}</title>'
             "</circle>"

@@ -42,8 +42,8 @@ def percent(share: float) -> str:
 
 def nats(value: float) -> str:
     """A divergence: two figures."""
-    if value <= 0:
-        return "0"
+    if value < 1e-7:
+        return "0" if value <= 0 else "<1e-7"
     return f"{value:.2g}" if value >= 1e-4 else f"{value:.0e}".replace("e-0", "e-")
 
 
