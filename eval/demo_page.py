@@ -89,7 +89,7 @@ def _closeness(result: DemoResult) -> tuple[str, str, str]:
     yardstick = result.yardstick.get("mean_kl", 0.0)
     reference = (f"bfloat16 rounding: {nats(yardstick)}", yardstick) if yardstick else None
     plot = log_dots("Mean KL divergence from a full prefill for each agent, log axis", rows, reference)
-    caption = "Mean KL (dense ‖ reused) in nats along the dense answer, log axis; left is closer. Hollow: rounding alone."
+    caption = "Mean KL (dense ‖ reused) in nats along the dense answer, log axis; left is closer; hollow: rounding."
     return "Closeness to a full prefill", plot, caption
 
 
