@@ -373,6 +373,7 @@ class Agent:
             InvalidInput, PromptTooLong: nothing was changed.
         """
         started = time.perf_counter()
+        check_generate_arguments(options or {})
         return self.engine.generate(
             self.prompt(**slots),
             label=f"{self.name}/reply",
