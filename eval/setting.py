@@ -1,4 +1,4 @@
-"""What a measurement ran on and with: model, machine, versions, a frozen engine and a bfloat16 copy for the yardstick."""
+"""What a measurement ran on and with: model, machine, versions, engines, a bfloat16 copy for the yardstick."""
 
 from __future__ import annotations
 

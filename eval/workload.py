@@ -64,8 +64,8 @@ def build(
     """
     if measured < 1 or fill < 0 or measured + fill > len(problems):
         raise InvalidInput(
-            f"{measured} measured and {fill} fill problems were asked for; the task has {len(problems)}, and at least 1 "
-            "must be measured"
+            f"{measured} measured and {fill} fill problems were asked for; the task has {len(problems)}, and at least "
+            "1 must be measured"
         )
     chosen = random.Random(seed).sample(list(problems), len(problems))
     cases, others = chosen[: measured + fill], chosen[measured + fill :]

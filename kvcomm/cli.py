@@ -1,12 +1,14 @@
-"""The ``kvcomm`` command. Sub-commands with dependencies of their own are imported when they are called."""
+"""The ``kvcomm`` command."""
 
 from __future__ import annotations
 
 import typer
 
 import kvcomm
+from kvcomm.store_cli import app as store_app
 
 app = typer.Typer(name="kvcomm", help="Reuse KV caches of text at any position.", no_args_is_help=True)
+app.add_typer(store_app, name="store")
 
 
 @app.callback()
@@ -23,3 +25,7 @@ def version() -> None:
 def main() -> None:
     """Entry point of the console script."""
     app()
+
+
+if __name__ == "__main__":
+    main()

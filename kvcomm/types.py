@@ -114,6 +114,17 @@ class Segment:
                     "pass ids as the tokenizer returns them"
                 )
 
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Segment:
+        """The segment of token ids stored as little-endian uint32s, which are in range by their nature."""
+        if len(data) % 4:
+            raise InvalidInput(f"{len(data)} bytes are no whole number of 4-byte token ids; pass all of them")
+        segment = object.__new__(cls)
+        segment.__dict__.update(
+            token_ids=struct.unpack(f"<{len(data) // 4}I", data), digest=digest_fields(b"tokens", data)
+        )
+        return segment
+
     @cached_property
     def digest(self) -> str:
         """Content digest (SHA-256 hex) of the token ids."""

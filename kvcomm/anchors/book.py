@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
+from kvcomm.anchors.gain import Gain
 from kvcomm.anchors.offset import LinearOffset, OffsetEstimator, Predictor
+from kvcomm.anchors.saved import Learned
 from kvcomm.anchors.statistics import OffsetStatistics, Pair, check_observation, features
+from kvcomm.anchors.variance import OffsetErrors, solve_errors
 from kvcomm.types import ModelFingerprint, SegmentKV
 
 
@@ -21,60 +24,25 @@ class Observation:
     true: SegmentKV
 
 
-class Gain:
-    """Running test of predictions made before learning, per layer and for keys and values apart ([layers - 1, 2]).
+class OffsetBook:
+    """Offsets of one namespace and fingerprint: statistics, an estimator and its running gain.
 
-    ``factor`` is the least-squares shrinkage of the prediction: 1 where it was right, 0 where it would have harmed.
+    Args:
+        learned: what to go on from. When it is given, what is learned from then on is also held apart, to be saved.
     """
 
-    def __init__(self, layers: int) -> None:
-        self.calls = 0
-        self.agreement = torch.zeros(layers, 2, dtype=torch.float64)
-        self.predicted = torch.zeros(layers, 2, dtype=torch.float64)
-        self.observed = torch.zeros(layers, 2, dtype=torch.float64)
-
-    def test(self, predicted: torch.Tensor, observed: torch.Tensor) -> None:
-        """Compare one prediction with what was observed, both [layers - 1, heads, T, 2 * head_dim]."""
-
-        def per_layer(product: torch.Tensor) -> torch.Tensor:
-            keys, values = product.double().chunk(2, dim=-1)
-            return torch.stack([keys.sum((1, 2, 3)), values.sum((1, 2, 3))], dim=-1).cpu()
-
-        self.calls += 1
-        self.agreement += per_layer(predicted * observed)
-        self.predicted += per_layer(predicted * predicted)
-        self.observed += per_layer(observed * observed)
-
-    def add(self, other: Gain) -> None:
-        """Merge another's tests."""
-        self.calls += other.calls
-        self.agreement += other.agreement
-        self.predicted += other.predicted
-        self.observed += other.observed
-
-    @property
-    def factor(self) -> torch.Tensor:
-        """Shrinkage to apply, [layers - 1, 2] in 0 to 1."""
-        return (self.agreement / self.predicted.clamp_min(1e-30)).clamp(0.0, 1.0)
-
-    @property
-    def explained(self) -> float:
-        """Share of the squared offset that shrunk predictions explained; 0 when they were of no use."""
-        total = float(self.observed.sum())
-        removed = (2 * self.factor * self.agreement - self.factor**2 * self.predicted).sum()
-        return float(removed) / total if total > 0 else 0.0
-
-
-class OffsetBook:
-    """Offsets of one namespace and fingerprint: statistics, an estimator and its running gain."""
-
-    def __init__(self, fingerprint: ModelFingerprint, estimator: OffsetEstimator | None = None) -> None:
+    def __init__(
+        self,
+        fingerprint: ModelFingerprint,
+        estimator: OffsetEstimator | None = None,
+        learned: Learned | None = None,
+    ) -> None:
         self.fingerprint = fingerprint
         self.estimator: OffsetEstimator = estimator or LinearOffset()
-        f = fingerprint
-        self.statistics = OffsetStatistics(f.n_layers, f.n_kv_heads, f.head_dim)
-        self.gains: dict[Pair, Gain] = {}
+        self._learned = learned if learned is not None else Learned.empty(fingerprint)
+        self._fresh = None if learned is None else Learned.empty(fingerprint)
         self._solved: tuple[int, OffsetEstimator, Predictor | None] | None = None
+        self._errors: tuple[int, OffsetErrors | None] | None = None
 
     def learn(self, observations: Sequence[Observation]) -> None:
         """Test the present predictor on all observations, then add them.
@@ -85,12 +53,41 @@ class OffsetBook:
         for seen in observations:
             check_observation(seen.base, seen.true)
         predictor = self.predictor()
+        new = Learned.empty(self.fingerprint)
         for seen in observations:
             predicted = predictor.predict(seen.pair, seen.base) if predictor else None
-            self.statistics.observe(seen.pair, seen.base, seen.true)
+            new.statistics.observe(seen.pair, seen.base, seen.true)
             if predicted is not None:
-                gain = self.gains.setdefault(seen.pair, Gain(self.statistics.layers))
+                gain = new.gains.setdefault(seen.pair, Gain(self.statistics.layers))
                 gain.test(predicted, features(seen.true).float() - features(seen.base).float())
+        if observations:
+            self._learned.merge(new)
+            if self._fresh is not None:
+                self._fresh.merge(new)
+            self.predictor()  # solved now, so that the next call's first token does not wait for it
+
+    @property
+    def statistics(self) -> OffsetStatistics:
+        """The sums."""
+        return self._learned.statistics
+
+    @property
+    def gains(self) -> dict[Pair, Gain]:
+        """The running tests by pair."""
+        return self._learned.gains
+
+    def take_fresh(self) -> Learned | None:
+        """What was learned since this was last called, for the caller to save; None if nothing was, or none is held."""
+        fresh = self._fresh
+        if fresh is None or not fresh.statistics.pairs:
+            return None
+        self._fresh = Learned.empty(self.fingerprint)
+        return fresh
+
+    def put_back(self, fresh: Learned) -> None:
+        """Hold ``fresh``, which could not be saved, for the next time."""
+        if self._fresh is not None:
+            self._fresh.merge(fresh)
 
     def predictor(self) -> Predictor | None:
         """The estimator solved for the present statistics; solved again only when they changed."""
@@ -119,6 +116,14 @@ class OffsetBook:
         keys, values = offset.chunk(2, dim=-1)
         scale = factor.to(device=offset.device, dtype=offset.dtype)[:, :, None, None, None]
         return SegmentKV(_with_first(keys * scale[:, 0], base), _with_first(values * scale[:, 1], base))
+
+    def errors(self) -> OffsetErrors | None:
+        """Expected errors of offsets under the present statistics, or None while nothing was observed."""
+        version = self.statistics.version
+        if self._errors is None or self._errors[0] != version:
+            ridge = self.estimator.ridge if isinstance(self.estimator, LinearOffset) else LinearOffset().ridge
+            self._errors = (version, solve_errors(self.statistics, ridge))
+        return self._errors[1]
 
     def _factor(self, pair: Pair) -> torch.Tensor | None:
         gain = self.gains.get(pair)

@@ -63,13 +63,17 @@ def check_observation(base: SegmentKV, true: SegmentKV) -> None:
 
 
 class PairSums:
-    """Per bucket of token index: calls, tokens, sum of x and sum of y (both [layers - 1, heads, buckets, F])."""
+    """Per bucket of token index: calls, tokens, sum of x and sum of y (both [layers - 1, heads, buckets, F]).
+
+    ``squares`` is the sum of squared y, added up over dK and over dV: [layers - 1, heads, buckets, 2].
+    """
 
     def __init__(self, layers: int, heads: int, width: int) -> None:
         self.calls = torch.zeros(0, dtype=torch.float64)
         self.tokens = torch.zeros(0, dtype=torch.float64)
         self.x = torch.zeros(layers, heads, 0, width, dtype=torch.float64)
         self.y = torch.zeros(layers, heads, 0, width, dtype=torch.float64)
+        self.squares = torch.zeros(layers, heads, 0, 2, dtype=torch.float64)
 
     def grow(self, buckets: int) -> None:
         """Make room for ``buckets`` buckets."""
@@ -80,6 +84,7 @@ class PairSums:
             shape = (*self.x.shape[:2], extra, self.x.shape[3])
             self.x = torch.cat([self.x, self.x.new_zeros(shape)], dim=2)
             self.y = torch.cat([self.y, self.y.new_zeros(shape)], dim=2)
+            self.squares = torch.cat([self.squares, self.squares.new_zeros((*shape[:3], 2))], dim=2)
 
     def add(self, other: PairSums) -> None:
         """Add another's sums to these."""
@@ -89,11 +94,16 @@ class PairSums:
         self.tokens[:n] += other.tokens
         self.x[:, :, :n] += other.x
         self.y[:, :, :n] += other.y
+        self.squares[:, :, :n] += other.squares
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return sum(t.nbytes for t in (self.calls, self.tokens, self.x, self.y))
+        return sum(t.nbytes for t in self.tensors().values())
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The sums by name."""
+        return {"calls": self.calls, "tokens": self.tokens, "x": self.x, "y": self.y, "squares": self.squares}
 
 
 class OffsetStatistics:
@@ -133,6 +143,8 @@ class OffsetStatistics:
         sums.calls = (sums.tokens > 0).double()
         sums.x.index_add_(2, buckets.cpu(), x.cpu())
         sums.y.index_add_(2, buckets.cpu(), y.cpu())
+        squares = torch.stack([half.square().sum(-1) for half in y.chunk(2, dim=-1)], dim=-1)
+        sums.squares.index_add_(2, buckets.cpu(), squares.cpu())
         self.pairs.setdefault(pair, PairSums(self.layers, self.heads, self.width)).add(sums)
         self.xx += (x.transpose(2, 3) @ x).cpu()
         self.xy += (x.transpose(2, 3) @ y).cpu()
@@ -183,7 +195,7 @@ class OffsetStatistics:
         for pair in sorted(self.pairs, key=astuple):
             sums = self.pairs[pair]
             names += [name.encode() for name in astuple(pair)]
-            parts += [sums.calls, sums.tokens, sums.x, sums.y]
+            parts += [sums.calls, sums.tokens, sums.x, sums.y, sums.squares]
         return digest_fields(*names, *(p.contiguous().numpy().tobytes() for p in parts))
 
 

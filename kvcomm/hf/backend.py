@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvcomm.errors import FingerprintMismatch, InvalidInput, UnsupportedModel
-from kvcomm.hf.cache import scatter_cache
+from kvcomm.hf import attention
+from kvcomm.hf.cache import EndOfPass, scatter_cache
 from kvcomm.hf.fingerprint import adapter_digest, shape_of, tokenizer_digest, weights_digest
 from kvcomm.hf.support import (
     cache_argument,
@@ -75,16 +77,26 @@ def model_spec(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weigh
 
 
 class HFBackend:
-    """Runs one transformers model. Holds no state between calls but the model itself."""
+    """Runs one transformers model. Holds no state between calls but the model itself.
+
+    Attributes:
+        grouped: whether passes over chosen positions run kvcomm.hf.attention. They do where it was shown, when the
+            backend was built, to give what the model's own masked attention gives; eager attention keeps its own.
+    """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weights: str | None = None) -> None:
         if model.training:
             raise InvalidInput("the model is in training mode, in which dropout changes KV; call model.eval() first")
         self.model = model
         self._spec = model_spec(model, tokenizer, weights)
-        self._kinds = layer_kinds(text_config(model))
+        self._config = text_config(model)
+        self._kinds = layer_kinds(self._config)
         self._cache_name = cache_argument(model)
-        self._eager = text_config(model)._attn_implementation == "eager"
+        self._eager = self._config._attn_implementation == "eager"
+        self.grouped = False
+        if not self._eager:
+            attention.register()
+            self.grouped = self._grouped_is_equal()
         self._parameters = tuple(model.parameters())
         self._built = self._state()
 
@@ -120,6 +132,52 @@ class HFBackend:
         self, buffer: KVBuffer, token_ids: Sequence[int], positions: Sequence[int], logits: int
     ) -> torch.Tensor:
         """See ModelBackend.forward."""
+        inputs, where, length = self._inputs(buffer, token_ids, positions)
+        with self._attending(inputs, where):
+            output = self._run(inputs, logits)
+        buffer.length = length
+        return output
+
+    @torch.inference_mode()
+    def forward_first(self, buffer: KVBuffer, token_ids: Sequence[int], positions: Sequence[int], layers: int) -> None:
+        """See ModelBackend.forward_first."""
+        if not 0 <= layers < self.spec.fingerprint.n_layers:
+            raise InvalidInput(f"{layers} first layers of {self.spec.fingerprint.n_layers}: give 0 or more, and fewer")
+        inputs, where, _ = self._inputs(buffer, token_ids, positions, last=layers)
+        with suppress(EndOfPass), self._attending(inputs, where):
+            self.model.base_model(**inputs)
+
+    @torch.inference_mode()
+    def attended(
+        self, buffer: KVBuffer, token_ids: Sequence[int], positions: Sequence[int], queries: Sequence[int]
+    ) -> torch.Tensor:
+        """See ModelBackend.attended."""
+        rows = {position: row for row, position in enumerate(positions)}
+        missing = [q for q in queries if q not in rows]
+        if missing or not queries or any(b <= a for a, b in zip(queries, queries[1:], strict=False)):
+            raise InvalidInput(f"watched positions must increase and be run in the pass; these are not: {missing}")
+        if not (self.grouped or self._eager):
+            raise UnsupportedModel(
+                f"attention of {type(self.model).__name__} cannot be watched with "
+                f"{self._config._attn_implementation!r}; load it with attn_implementation='eager'"
+            )
+        inputs, where, length = self._inputs(buffer, token_ids, positions)
+        watched = [rows[q] for q in queries]
+        if self._eager:
+            layers = self.model.base_model(**inputs, output_attentions=True).attentions
+            mean = sum(layer[0, :, watched].float().mean(0) for layer in layers) / len(layers)
+        else:
+            watch = attention.Watch(watched, length, self.spec.device)
+            with self._attending(inputs, where, watch):
+                self.model.base_model(**inputs)
+            mean = watch.mean
+        buffer.length = length
+        return torch.as_tensor(mean)
+
+    def _inputs(
+        self, buffer: KVBuffer, token_ids: Sequence[int], positions: Sequence[int], last: int | None = None
+    ) -> tuple[dict[str, Any], torch.Tensor, int]:
+        """The model's arguments for a pass, its positions [n], and how many tokens are in sight after it."""
         self._check(buffer, token_ids, positions)
         where = torch.tensor(positions, dtype=torch.int64, device=self.spec.device)
         length = max(buffer.length, positions[-1] + 1)
@@ -131,12 +189,19 @@ class HFBackend:
             "use_cache": True,
         }
         chosen = slice(positions[0], positions[-1] + 1) if contiguous else where
-        inputs[self._cache_name] = scatter_cache(buffer, chosen, positions[0], length)
+        inputs[self._cache_name] = scatter_cache(buffer, chosen, positions[0], length, last)
         if not (tail and positions[0] == 0 and self._causal_alone(length)):
             inputs["attention_mask"] = self._masks(where, length)
-        output = self._run(inputs, logits)
-        buffer.length = length
-        return output
+        return inputs, where, length
+
+    def _attending(
+        self, inputs: dict[str, Any], where: torch.Tensor, watch: attention.Watch | None = None
+    ) -> AbstractContextManager[None]:
+        """The attention that a pass runs under: grouped where there is a mask to spare, else the model's own."""
+        if not self.grouped or (watch is None and "attention_mask" not in inputs):
+            return nullcontext()
+        current = attention.Pass(where, self.spec.windows, self.spec.fingerprint.torch_dtype, watch)
+        return attention.over(self.model, self._config, current)
 
     def _run(self, inputs: dict[str, Any], logits: int) -> torch.Tensor:
         if logits == 0:
@@ -144,6 +209,28 @@ class HFBackend:
             return torch.empty(0, self.spec.vocab_size)
         result: torch.Tensor = self.model(**inputs, logits_to_keep=logits).logits[0, -logits:]
         return result
+
+    def _grouped_is_equal(self) -> bool:
+        """Run a few scattered tokens with the model's own masks and with grouped attention, and compare."""
+        tokens = min(24, self.spec.max_positions)
+        ids = [(7 * n + 1) % self.spec.vocab_size for n in range(tokens)]
+        positions = [p for p in range(tokens) if p % 5 in (1, 2)]
+        buffers, logits = [], []
+        for grouped in (False, True):
+            self.grouped = False
+            buffer = KVBuffer(self.spec, tokens)
+            self.forward(buffer, ids, range(tokens), 0)
+            self.grouped = grouped
+            try:
+                logits.append(self.forward(buffer, [ids[-p] for p in positions], positions, 1))
+            except attention.NotHandled:
+                return False
+            buffers.append(torch.stack([buffer.keys, buffer.values]))
+        near = 1e-3 if buffers[0].dtype == torch.float32 else 5e-2
+        return all(
+            bool((a.float() - b.float()).norm() <= near * a.float().norm())
+            for a, b in ((buffers[0], buffers[1]), (logits[0], logits[1]))
+        )
 
     def _causal_alone(self, length: int) -> bool:
         """Whether the model's own causal attention from position 0 is right without a mask of ours."""

@@ -10,41 +10,53 @@ from transformers.cache_utils import Cache, DynamicLayer
 from kvcomm.reuse.backend import KVBuffer
 
 
+class EndOfPass(Exception):
+    """Ends a forward once the last layer wanted has written its KV."""
+
+
 class ScatterLayer(DynamicLayer):
     """A layer whose update writes new KV at chosen positions and shows the model everything up to ``length``.
 
-    Shapes: keys and values [1, n_kv_heads, length, head_dim], views of the buffer.
+    Shapes: keys and values [1, n_kv_heads, length, head_dim], views of the buffer. With ``last`` the update raises
+    EndOfPass after writing.
     """
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor | slice, before: int) -> None:
+    def __init__(
+        self, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor | slice, before: int, last: bool
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.keys, self.values = self._keys, self._values = keys, values
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
-        self.positions, self.before = positions, before
+        self.positions, self.before, self.last = positions, before, last
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self._keys[:, :, self.positions] = key_states
         self._values[:, :, self.positions] = value_states
+        if self.last:
+            raise EndOfPass
         return self._keys, self._values
 
     def get_seq_length(self) -> int:
         return self.before
 
 
-def scatter_cache(buffer: KVBuffer, positions: torch.Tensor | slice, before: int, length: int) -> Cache:
+def scatter_cache(
+    buffer: KVBuffer, positions: torch.Tensor | slice, before: int, length: int, last: int | None = None
+) -> Cache:
     """A cache for one forward over ``positions`` (int64 [n], or a slice) with ``length`` tokens in sight afterwards.
 
     ``before`` is the first of the positions: what transformers takes for the cache's length when it makes a mask.
+    ``last`` is the layer whose update ends the forward with EndOfPass, if any.
     """
-    return Cache(
-        layers=[
-            ScatterLayer(buffer.keys[n : n + 1, :, :length], buffer.values[n : n + 1, :, :length], positions, before)
-            for n in range(buffer.keys.shape[0])
-        ]
-    )
+
+    def layer(n: int) -> ScatterLayer:
+        keys, values = buffer.keys[n : n + 1, :, :length], buffer.values[n : n + 1, :, :length]
+        return ScatterLayer(keys, values, positions, before, n == last)
+
+    return Cache(layers=[layer(n) for n in range(buffer.keys.shape[0])])
 
 
 class BufferLayer(DynamicLayer):

@@ -12,12 +12,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 
 from kvcomm.anchors.book import OffsetBook
 from kvcomm.anchors.pool import BasePool
-from kvcomm.errors import FingerprintMismatch, InvalidInput, PromptTooLong
+from kvcomm.anchors.saved import add_to, load_from
+from kvcomm.anchors.stored import StoredPool
+from kvcomm.errors import FingerprintMismatch, InvalidInput, PromptTooLong, StoreError
+from kvcomm.hf.agent import Agent
 from kvcomm.hf.arguments import Clock, check_generate_arguments, stop_tokens
 from kvcomm.hf.backend import HFBackend
 from kvcomm.hf.reply import Prefilled, Reply, Usage
 from kvcomm.hf.support import cache_argument
-from kvcomm.hf.template import SlotValue, Template, TemplatePart
+from kvcomm.hf.template import Template, TemplatePart
 from kvcomm.keys import Recipe
 from kvcomm.reuse.backend import KVBuffer
 from kvcomm.reuse.plan import Plan
@@ -25,6 +28,7 @@ from kvcomm.reuse.policy import Balanced, Dense, Exact, Policy, Reuse
 from kvcomm.reuse.prompt import Prompt
 from kvcomm.reuse.run import keep, keep_reply, observe, prepare
 from kvcomm.reuse.splice import cut
+from kvcomm.store.base import Store
 from kvcomm.types import Namespace, Segment
 
 
@@ -36,6 +40,8 @@ class Engine:
         policy: what may be reused; ``Balanced()`` unless given.
         namespace: tenant; nothing is shared across namespaces.
         pool, book: bases and learned offsets to go on with; new ones in memory unless given.
+        store: where bases and offsets outlive the process (kvcomm.store); instead of pool and book. Bases are put when
+            they are computed, offsets at ``flush`` and ``close``. The caller closes the store.
         learn: whether calls add bases and offsets. With False the pool is frozen and equal greedy calls give equal
             tokens.
         weights: a digest of the weights that the caller vouches for, to skip reading them all.
@@ -54,6 +60,7 @@ class Engine:
         namespace: str = "default",
         pool: BasePool | None = None,
         book: OffsetBook | None = None,
+        store: Store | None = None,
         learn: bool = True,
         weights: str | None = None,
     ) -> None:
@@ -69,6 +76,12 @@ class Engine:
                 )
         if pool is not None and pool.namespace != self.namespace:
             raise InvalidInput(f"the pool belongs to namespace {pool.namespace}, the engine to {self.namespace}")
+        if store is not None:
+            if pool is not None or book is not None:
+                raise InvalidInput("an engine takes a store, or a pool and a book, not both; pass the store alone")
+            pool = StoredPool(self.namespace, fingerprint, store, self.backend.spec.device)
+            book = OffsetBook(fingerprint, learned=load_from(store, self.namespace, fingerprint))
+        self.store = store
         self.pool = pool if pool is not None else BasePool(self.namespace, fingerprint)
         self.book = book if book is not None else OffsetBook(fingerprint)
         self.policy: Policy = policy if policy is not None else Balanced()
@@ -87,6 +100,33 @@ class Engine:
         if known is not None and (known.template.fixed, known.template.slots) != (template.fixed, template.slots):
             raise InvalidInput(f"an agent named {name!r} with another template exists; choose another name")
         return self._agents.setdefault(name, Agent(self, template))
+
+    def flush(self) -> None:
+        """Save what was learned since the last time, and wait until the store holds all that it was given.
+
+        Raises:
+            StoreError: the store could not write; what was learned is kept and saved next time.
+        """
+        if self.store is None:
+            return
+        fresh = self.book.take_fresh()
+        if fresh is not None:
+            try:
+                add_to(self.store, self.namespace, self.pool.fingerprint, fresh)
+            except StoreError:
+                self.book.put_back(fresh)
+                raise
+        self.store.flush()
+
+    def close(self) -> None:
+        """Flush. Nothing else is held; the store is the caller's to close."""
+        self.flush()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     @property
     def agents(self) -> Mapping[str, Agent]:
@@ -337,60 +377,3 @@ class Engine:
         if label:
             keep_reply(self.pool, self.backend, buffer, plan, reply, label)
         return observed
-
-
-class Agent:
-    """An agent's template on an engine."""
-
-    def __init__(self, engine: Engine, template: Template) -> None:
-        self.engine, self.template = engine, template
-
-    @property
-    def name(self) -> str:
-        """The agent's name."""
-        return self.template.name
-
-    def prompt(self, **slots: SlotValue) -> Prompt:
-        """The filled template; each slot takes a str, a Segment or another agent's Reply."""
-        return self.template.fill(slots)
-
-    def generate(
-        self,
-        *,
-        max_new_tokens: int = 256,
-        policy: Policy | None = None,
-        options: Mapping[str, Any] | None = None,
-        **slots: SlotValue,
-    ) -> Reply:
-        """Answer with the slots filled.
-
-        Args:
-            max_new_tokens, policy: see Engine.generate.
-            options: further arguments for model.generate, such as ``{"do_sample": True}``.
-            slots: a value for each slot of the template.
-
-        Raises:
-            InvalidInput, PromptTooLong: nothing was changed.
-        """
-        started = time.perf_counter()
-        check_generate_arguments(options or {})
-        return self.engine.generate(
-            self.prompt(**slots),
-            label=f"{self.name}/reply",
-            max_new_tokens=max_new_tokens,
-            policy=policy,
-            started=started,
-            **(options or {}),
-        )
-
-    def force(
-        self, answer: SlotValue, *, policy: Policy | None = None, **slots: SlotValue
-    ) -> tuple[torch.Tensor, Plan]:
-        """Teacher-force an answer: see Engine.force."""
-        segment = self.template.segment("answer", answer)
-        return self.engine.force(self.prompt(**slots), segment, label=f"{self.name}/reply", policy=policy)
-
-    def study(self, *, answer: SlotValue | None = None, **slots: SlotValue) -> int:
-        """Learn from a call without generating: see Engine.study."""
-        segment = None if answer is None else self.template.segment("answer", answer)
-        return self.engine.study(self.prompt(**slots), segment, f"{self.name}/reply")

@@ -89,3 +89,37 @@ class ModelBackend(Protocol):
             InvalidInput: positions do not increase, leave a gap or exceed the buffer.
         """
         ...
+
+    def forward_first(self, buffer: KVBuffer, token_ids: Sequence[int], positions: Sequence[int], layers: int) -> None:
+        """Run tokens through the first ``layers`` layers only, writing the KV of layers 0 to ``layers`` in place.
+
+        KV of a layer are made from what the layers before it put out, so the pass ends as soon as layer ``layers`` has
+        written its own. Later layers and ``buffer.length`` stay as they are.
+
+        Args:
+            token_ids, positions: as in forward.
+            layers: 0 to n_layers - 1.
+
+        Raises:
+            InvalidInput: as forward, or ``layers`` is outside its range.
+        """
+        ...
+
+    def attended(
+        self, buffer: KVBuffer, token_ids: Sequence[int], positions: Sequence[int], queries: Sequence[int]
+    ) -> torch.Tensor:
+        """Run tokens as forward does, without logits, and see what some of them attend to.
+
+        Args:
+            token_ids, positions: as in forward.
+            queries: the positions to watch, increasing, all among ``positions``.
+
+        Returns:
+            [queries, tokens in sight] float32: the probability that each key position receives from each query,
+            averaged over heads and layers. Rows sum to 1.
+
+        Raises:
+            InvalidInput: as forward, or a query is not among the positions.
+            UnsupportedModel: the model's attention cannot be watched.
+        """
+        ...

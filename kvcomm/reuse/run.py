@@ -26,6 +26,7 @@ def prepare(backend: ModelBackend, plan: Plan, policy: Policy, book: OffsetBook,
     for part in plan.parts:
         _splice_part(buffer, backend, part, book)
     if isinstance(policy, Reuse) and plan.counts.approximate:
+        buffer.length = len(plan.prompt)
         selected = policy.select.choose(Scene(backend, plan, buffer, book))
         plan = policy.settle(plan.recomputing(selected.positions, selected.extra_tokens))
     tail = _tail_start(plan)
@@ -37,10 +38,13 @@ def prepare(backend: ModelBackend, plan: Plan, policy: Policy, book: OffsetBook,
 
 
 def _tail_start(plan: Plan) -> int:
-    """Start of the final run to leave to the generating forward: the whole run if nothing else is computed."""
+    """Where the generating forward takes over: at the last token, or at the first where nothing is reused.
+
+    A prefill from position 0 needs no mask and is fastest in the model's own attention; behind spliced KV the
+    backend's passes are.
+    """
     last = len(plan.prompt) - 1
-    first = plan.computed[0]
-    return first if plan.computed == tuple(range(first, last + 1)) else last
+    return 0 if len(plan.computed) == last + 1 else last
 
 
 def _splice_part(buffer: KVBuffer, backend: ModelBackend, part: PartPlan, book: OffsetBook) -> None:

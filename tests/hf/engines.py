@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from kvcomm import Engine, Segment, Slot, System
-from kvcomm.hf.engine import Agent
+from kvcomm.hf.agent import Agent
 from kvcomm.reuse.prompt import Prompt
 from kvcomm.types import SegmentKV
 from tests.reuse.scene import error

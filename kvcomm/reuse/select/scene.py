@@ -1,12 +1,12 @@
-"""Which tokens of reused segments to compute again. One frozen dataclass a method; its fields are its configuration."""
+"""What a selection sees and what it gives back."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from kvcomm.anchors.book import OffsetBook
-from kvcomm.errors import InvalidInput
 from kvcomm.reuse.backend import KVBuffer, ModelBackend
 from kvcomm.reuse.plan import Plan
 
@@ -17,8 +17,8 @@ class Scene:
 
     Attributes:
         plan: its parts say what is exact, approximate or new.
-        buffer: KV at every position but those of new parts, which hold nothing of use. A selection may write true KV
-            into it.
+        buffer: KV at every position but those of new parts, which hold nothing of use; its length is the prompt's. A
+            selection may write KV of fresh passes into it.
         book: the learned offsets, for their predicted errors.
     """
 
@@ -26,6 +26,19 @@ class Scene:
     plan: Plan
     buffer: KVBuffer
     book: OffsetBook
+
+    @cached_property
+    def approximate(self) -> tuple[int, ...]:
+        """Positions of approximate parts, increasing: those among which a selection chooses."""
+        return self._of("approximate")
+
+    @cached_property
+    def new(self) -> tuple[int, ...]:
+        """Positions that hold nothing yet, increasing."""
+        return self._of("new")
+
+    def _of(self, action: str) -> tuple[int, ...]:
+        return tuple(p for part in self.plan.parts if part.action == action for p in range(part.start, part.stop))
 
 
 @dataclass(frozen=True)
@@ -48,25 +61,3 @@ class Selection(Protocol):
     def choose(self, scene: Scene) -> Selected:
         """Positions to recompute; any of approximate parts, none of others."""
         ...
-
-
-@dataclass(frozen=True)
-class Leading:
-    """The first k tokens of each segment (EPIC's LegoLink-k, arXiv 2410.15332).
-
-    They are where a segment computed elsewhere differs most: behind another text, or none, they had attended to other
-    things.
-
-    Raises:
-        InvalidInput: k is negative.
-    """
-
-    k: int
-
-    def __post_init__(self) -> None:
-        if self.k < 0:
-            raise InvalidInput(f"leading k is {self.k}; give 0 or more tokens")
-
-    def choose(self, scene: Scene) -> Selected:
-        parts = (part for part in scene.plan.parts if part.action == "approximate")
-        return Selected(tuple(p for part in parts for p in range(part.start, min(part.start + self.k, part.stop))))

@@ -1,0 +1,150 @@
+"""``python -m eval demo``: five agents share KV on a real model, live, with a page about it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from eval.console import LiveTable
+from eval.demo_result import AgentRow, DemoResult, Tokens
+from eval.measure import GREEDY, Conversation, Row, fill, measure, register
+from eval.methods import methods
+from eval.report import write_page
+from eval.setting import Setting
+from eval.tasks import make_task
+from eval.topologies import full
+from eval.words import as_text, plain_words
+from eval.workload import Case, Workload, build
+from kvcomm import Dense, Engine, Exact
+from kvcomm.reuse.policy import Policy
+
+app = typer.Typer(help="Five agents that share KV, and a page about it.", pretty_exceptions_enable=False)
+AGENTS = 5
+
+
+@app.command()
+def demo(
+    prompts: Annotated[int, typer.Option(help="Problems to measure.")] = 3,
+    fill_prompts: Annotated[int, typer.Option(help="Other problems that the pool is filled from, by prefill.")] = 6,
+    prompt_tokens: Annotated[int, typer.Option(help="Length of agent 5's prompt.")] = 1200,
+    answer_tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.")] = 64,
+    repeats: Annotated[int, typer.Option(help="How often each TTFT is taken for each problem.")] = 2,
+    seed: Annotated[int, typer.Option(help="Chooses problems and documents.")] = 0,
+    model: Annotated[str | None, typer.Option(help="HuggingFace id or folder.")] = None,
+    out: Annotated[Path, typer.Option(help="JSON file to write; the page goes beside it.")] = Path("results/demo.json"),
+) -> None:
+    """Measure dense, exact and reused first tokens of five agents that hear each other."""
+    started = time.perf_counter()
+    setting = Setting.load(model)
+    workload = build(
+        make_task("humaneval").problems(),
+        full,
+        setting.tokenizer,
+        agents=AGENTS,
+        prompt_tokens=prompt_tokens,
+        answer_tokens=answer_tokens,
+        measured=prompts,
+        fill=fill_prompts,
+        seed=seed,
+    )
+    engine, rounded = setting.engine(), setting.rounded()
+    register(engine, workload)
+    register(rounded, workload)
+    names = [node.name for node in workload.nodes]
+    chosen = methods(["dense", "exact", "kvcomm"])
+    rows: list[Row] = []
+    walls: dict[str, list[float]] = {"dense": [], "reused": []}
+    steps = AGENTS * fill_prompts + prompts * (AGENTS * (len(chosen) + 1) + 2)
+    console = Console()
+    with LiveTable(names, steps, f"kvcomm on {setting.name}: five agents, each hears all before it", console) as table:
+        for _ in fill(engine, workload, generate=False):
+            table.step("learning offsets from other problems")
+        for number, case in enumerate(workload.measured):
+            doing = f"problem {number + 1} of {prompts}: {case.problem.id}"
+            for row in measure(engine, workload, case, chosen, repeats, rounded if number == 0 else None):
+                rows.append(row)
+                table.update(row["agent"], **_cells(rows, row["agent"]))
+                table.step(doing)
+            for kind, policy in (("dense", Dense()), ("reused", engine.policy)):
+                walls[kind].append(_workflow(engine, workload, case, policy))
+                table.step(f"{doing}, whole workflow {kind}")
+    result = DemoResult(
+        **setting.describe(),
+        seed=seed,
+        agents=[_agent(rows, name) for name in names],
+        policy=str(engine.policy),
+        command=shlex.join(["python", "-m", "eval", "demo", *_arguments()]),
+        problems=prompts,
+        repeats=repeats,
+        max_new_tokens=answer_tokens,
+        workflow_s={kind: median(seconds) for kind, seconds in walls.items()},
+        yardstick=_yardstick(rows, names[0]),
+    )
+    result.write(out)
+    page = write_page(out)
+    console.print(as_text(plain_words(result)), highlight=False)
+    console.print(f"Page: {page}   Figures: {out}   ({time.perf_counter() - started:.0f} s)", highlight=False)
+
+
+def _arguments() -> list[str]:
+    given = sys.argv[1:]
+    return given[1:] if given[:1] == ["demo"] else given
+
+
+def _workflow(engine: Engine, workload: Workload, case: Case, policy: Policy) -> float:
+    """Seconds for all agents to answer in turn, each hearing what the others really said under this policy.
+
+    Keeping the new texts' KV is inside; learning offsets is not, the pool being frozen.
+    """
+    session = engine.fork(policy=policy, learn=not isinstance(policy, (Dense, Exact)))
+    talk = Conversation(case, {})
+    started = time.perf_counter()
+    for node in workload.nodes:
+        reply = session.agents[node.name].generate(
+            max_new_tokens=workload.answer_tokens, options=GREEDY, **talk.slots(node)
+        )
+        talk.messages[node.name] = reply.segment
+    return time.perf_counter() - started
+
+
+def _of(rows: Sequence[Row], agent: str, method: str) -> list[Row]:
+    return [row for row in rows if (row["agent"], row["method"]) == (agent, method)]
+
+
+def _ttft(rows: Sequence[Row]) -> float:
+    return median(seconds for row in rows for seconds in row["ttft_s"])
+
+
+def _cells(rows: Sequence[Row], agent: str) -> dict[str, Any]:
+    """What is known of an agent so far, named as the live table and AgentRow name it."""
+    found: dict[str, Any] = {}
+    for method, name in (("dense", "ttft_dense_s"), ("exact", "ttft_exact_s"), ("kvcomm", "ttft_s")):
+        mine = _of(rows, agent, method)
+        if mine:
+            found[name] = _ttft(mine)
+            found["prompt_tokens"] = median(row["prompt_tokens"] for row in mine)
+    reused = _of(rows, agent, "kvcomm")
+    if reused:
+        kinds = ("exact", "approximate", "recomputed", "new")
+        found["tokens"] = Tokens(**{kind: median(row["tokens"][kind] for row in reused) for kind in kinds})
+        found["first_token_agreement"] = fmean(row["first_token"] for row in reused)
+        found["mean_kl"] = fmean(row["mean_kl"] for row in reused)
+        found["top1_agreement"] = fmean(row["top1"] for row in reused)
+    return found
+
+
+def _agent(rows: Sequence[Row], name: str) -> AgentRow:
+    return AgentRow(name=name, **_cells(rows, name))
+
+
+def _yardstick(rows: Sequence[Row], first: str) -> dict[str, float]:
+    mine = [row for row in rows if row["method"] == "yardstick" and row["agent"] != first]
+    return {"mean_kl": fmean(row["mean_kl"] for row in mine), "top1_agreement": fmean(row["top1"] for row in mine)}

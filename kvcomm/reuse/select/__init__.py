@@ -1,0 +1,25 @@
+"""Which tokens of reused segments to compute again. One frozen dataclass a method; its fields are its configuration."""
+
+from kvcomm.reuse.select.attended import Attended
+from kvcomm.reuse.select.combine import Product, Union
+from kvcomm.reuse.select.deviation import Deviation
+from kvcomm.reuse.select.leading import Leading, LeadingShare
+from kvcomm.reuse.select.predicted import PredictedError
+from kvcomm.reuse.select.scene import Scene, Selected, Selection
+from kvcomm.reuse.select.score import ByScore, Score, take
+
+__all__ = [
+    "Attended",
+    "ByScore",
+    "Deviation",
+    "Leading",
+    "LeadingShare",
+    "PredictedError",
+    "Product",
+    "Scene",
+    "Score",
+    "Selected",
+    "Selection",
+    "Union",
+    "take",
+]

@@ -1,0 +1,33 @@
+"""The tokens that the question attends to most (after ProphetKV, ICML 2026)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvcomm.reuse.select.scene import Scene
+from kvcomm.reuse.select.score import ByScore, Score
+
+_CERTAIN = 2.0  # above any probability
+
+
+@dataclass(frozen=True)
+class Attended(ByScore):
+    """Runs the question over the spliced cache and takes the tokens that it attends to most.
+
+    The question is the prompt's last part that has tokens. The score of a token is the attention probability that it
+    receives from a token of the question, averaged over these, heads and layers. The question's own tokens, where they
+    were spliced too, come first and count within the share: the method always computes them. Whatever else is new must
+    be run with it, since the question sees it. All tokens of this pass are counted on top: they are computed once more
+    when the chosen ones are.
+    """
+
+    def score(self, scene: Scene) -> Score:
+        prompt = scene.plan.prompt
+        last = next(part for part in reversed(scene.plan.parts) if part.start < part.stop)
+        question = range(last.start, last.stop)
+        run = sorted({*scene.new, *question})
+        attention = scene.backend.attended(scene.buffer, [prompt.token_ids[p] for p in run], run, question)
+        received = attention.mean(0)[list(scene.approximate)]
+        if last.action == "approximate":
+            received[-len(question) :] = _CERTAIN
+        return Score(received, extra_tokens=float(len(run)))

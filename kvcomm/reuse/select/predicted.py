@@ -1,0 +1,31 @@
+"""The tokens whose offset is predicted to be furthest off: design section 4, known before anything is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kvcomm.reuse.select.scene import Scene
+from kvcomm.reuse.select.score import ByScore, Score
+
+
+@dataclass(frozen=True)
+class PredictedError(ByScore):
+    """Takes the tokens with the largest expected squared error of their spliced KV.
+
+    No pass of the model is needed. The expectation is kvcomm.anchors.variance's; while nothing was observed, tokens
+    near the start of their segment come first, where a base differs most.
+    """
+
+    def score(self, scene: Scene) -> Score:
+        errors = scene.book.errors()
+        found = []
+        for part in scene.plan.parts:
+            if part.action != "approximate" or part.base is None:
+                continue
+            if errors is None:
+                found.append(1.0 / torch.arange(1, part.stop - part.start + 1, dtype=torch.float64))
+            else:
+                found.append(errors.expect(part.pair, part.base.kv).double().cpu())
+        return Score(torch.cat(found) if found else torch.zeros(0))

@@ -1,0 +1,75 @@
+"""Selections that give every approximate token a score and take the highest."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from kvcomm.errors import InvalidInput
+from kvcomm.reuse.select.scene import Scene, Selected
+
+
+@dataclass(frozen=True)
+class Score:
+    """How much each approximate token needs to be computed again.
+
+    Attributes:
+        values: one a position of ``scene.approximate``, 0 or more; higher needs it more.
+        extra_tokens: tokens that scoring ran through all layers.
+        partial: the part of the layers (0 to 1) whose KV scoring computed for every approximate token. A token that is
+            then chosen counts as recomputed and not by its part again: published methods carry its first layers on.
+    """
+
+    values: torch.Tensor
+    extra_tokens: float = 0.0
+    partial: float = 0.0
+
+
+def check_share(share: float) -> None:
+    """Raise InvalidInput unless 0 <= share <= 1."""
+    if not 0.0 <= share <= 1.0:
+        raise InvalidInput(f"share is {share}; give a fraction of the approximate tokens, 0 to 1")
+
+
+def take(scene: Scene, score: Score, share: float) -> Selected:
+    """The highest-scored tokens, a share of all approximate ones rounded to the nearest count; ties go to the earlier.
+
+    Raises:
+        InvalidInput: there is not one score a token, or a score is NaN.
+    """
+    values = score.values.detach().double().cpu()
+    if values.shape != (len(scene.approximate),) or bool(values.isnan().any()):
+        raise InvalidInput(
+            f"scores of shape {tuple(values.shape)} for {len(scene.approximate)} approximate tokens: give one each, "
+            "and no NaN"
+        )
+    count = math.floor(share * len(scene.approximate) + 0.5)
+    order = torch.sort(values, descending=True, stable=True).indices[:count].tolist()
+    extra = score.extra_tokens + score.partial * (len(scene.approximate) - count)
+    return Selected(tuple(sorted(scene.approximate[n] for n in order)), extra)
+
+
+@dataclass(frozen=True)
+class ByScore:
+    """Takes a share of the approximate tokens of the prompt, those with the highest score.
+
+    Attributes:
+        share: fraction of the approximate tokens of the whole prompt, 0 to 1.
+
+    Raises:
+        InvalidInput: the share is outside 0 to 1.
+    """
+
+    share: float
+
+    def __post_init__(self) -> None:
+        check_share(self.share)
+
+    def score(self, scene: Scene) -> Score:
+        """Scores of all approximate tokens; the one function that a method overrides."""
+        raise NotImplementedError(f"{type(self).__name__} must override score")
+
+    def choose(self, scene: Scene) -> Selected:
+        return take(scene, self.score(scene), self.share)
