@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kvcomm.hf.arguments import check_generate_arguments
 from kvcomm.hf.reply import Reply
 from kvcomm.hf.template import SlotValue, Template
 from kvcomm.reuse.plan import Plan
@@ -52,6 +53,7 @@ class Agent:
             InvalidInput, PromptTooLong: nothing was changed.
         """
         started = time.perf_counter()
+        check_generate_arguments(options or {})
         return self.engine.generate(
             self.prompt(**slots),
             label=f"{self.name}/reply",

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 
 from kvcomm.errors import InvalidInput
 
+_NAMED = "it is an argument of the engine or the agent, not one for model.generate"
 _OWN = "kvcomm passes it itself"
 _CACHE = "the prepared cache takes its place"
 _ASSISTED = (
@@ -28,7 +29,10 @@ _REFUSED = {
     "cache_implementation": _CACHE,
     "prefill_chunk_size": "the prompt is prefilled before; leave it out",
     "token_healing": "it changes the prompt's tokens; leave it out",
-    "max_new_tokens": "pass it to the agent or the engine, not among the options",
+    "max_new_tokens": _NAMED,
+    "label": _NAMED,
+    "policy": _NAMED,
+    "started": _NAMED,
     "max_length": "give max_new_tokens instead",
     "assistant_model": _ASSISTED,
     "assistant_early_exit": _ASSISTED,
