@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -39,17 +39,23 @@ def register(engine: Engine, workload: Workload) -> None:
         engine.agent(node.name, node.template())
 
 
-def fill(engine: Engine, workload: Workload, generate: bool) -> Iterator[None]:
+def own_engines(engine: Engine, methods: Mapping[str, Method]) -> dict[str, Engine]:
+    """An engine for each method that needs one of its own; make them once the agents are registered."""
+    return {name: method.engine(engine) for name, method in methods.items() if method.engine is not None}
+
+
+def fill(engine: Engine, workload: Workload, generate: bool, others: Sequence[Engine] = ()) -> Iterator[None]:
     """Let the engine learn from the fill cases, one step an agent.
 
     Args:
         generate: whether agents really write their messages (densely); otherwise each case's reference texts stand
             for them and nothing but prefills is run.
+        others: engines of methods that learn in their own way, from the same calls.
     """
     for case in workload.fill:
         talk = Conversation(case, {})
         for node in workload.nodes:
-            agent, slots = engine.agents[node.name], talk.slots(node)
+            slots = talk.slots(node)
             if generate:
                 reply = (
                     engine.fork(learn=False)
@@ -59,7 +65,8 @@ def fill(engine: Engine, workload: Workload, generate: bool) -> Iterator[None]:
                 talk.messages[node.name] = reply.segment
             else:
                 talk.messages[node.name] = case.references[node.name]
-            agent.study(answer=talk.messages[node.name], **slots)
+            for learner in (engine, *others):
+                learner.agents[node.name].study(answer=talk.messages[node.name], **slots)
             yield
 
 
@@ -70,6 +77,7 @@ def measure(
     methods: Mapping[str, Method],
     repeats: int,
     rounded: Engine | None = None,
+    engines: Mapping[str, Engine] | None = None,
 ) -> Iterator[Row]:
     """Rows of one case: for each agent one a method, in the order of the agents.
 
@@ -77,11 +85,14 @@ def measure(
         repeats: how often each TTFT is taken.
         rounded: an engine on the same model in bfloat16; its dense run makes rows of method ``yardstick``.
 
+        engines: those of ``own_engines``.
+
     The pool and the offsets of ``engine`` stay as they are. Each method has a scratch pool for the case, in which the
     case's texts are kept when they first occur, as in use.
     """
     talk = Conversation(case, {})
-    sessions = {name: engine.fork(policy=method.policy) for name, method in methods.items()}
+    owned = engines or {}
+    sessions = {name: owned.get(name, engine).fork(policy=method.policy) for name, method in methods.items()}
     for node in workload.nodes:
         slots = talk.slots(node)
         dense = _dense(engine, node, slots, workload.answer_tokens)

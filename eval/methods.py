@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from eval.kvcomm_paper import PaperEngine
+from eval.oracle import TrueDeviation
+from kvcomm import Engine
 from kvcomm.errors import InvalidInput
+from kvcomm.keys import Origin
 from kvcomm.reuse.policy import Balanced, Dense, Exact, Fast, Policy, Reuse
-from kvcomm.reuse.select import Leading
+from kvcomm.reuse.select import Attended, Deviation, Leading, PredictedError
 
 
 @dataclass(frozen=True)
@@ -17,14 +22,17 @@ class Method:
         policy: what is reused and recomputed.
         isolates: whether every text is prefilled alone before it is needed; that time is outside TTFT and reported.
         about: one line for people.
+        engine: for a method that is more than a policy, makes an engine of its own over the one that is measured; it
+            learns from the same fill cases.
     """
 
     policy: Policy
     about: str
     isolates: bool = False
+    engine: Callable[[Engine], Engine] | None = None
 
 
-_ISOLATED = (("isolated",),)
+_ISOLATED: tuple[tuple[Origin, ...], ...] = (("isolated",),)
 METHODS: dict[str, Method] = {
     "dense": Method(Dense(), "full prefill"),
     "exact": Method(Exact(), "prefix reuse: the same tokens from position 0"),
@@ -38,8 +46,30 @@ METHODS: dict[str, Method] = {
         "isolated bases, the first 16 tokens of each segment recomputed (EPIC, arXiv 2410.15332)",
         isolates=True,
     ),
+    "deviation": Method(
+        Reuse(origins=_ISOLATED, offsets=False, select=Deviation(0.15)),
+        "isolated bases, the 15 % that deviate most at the second layer recomputed (CacheBlend, arXiv 2405.16444)",
+        isolates=True,
+    ),
+    "attended": Method(
+        Reuse(origins=_ISOLATED, offsets=False, select=Attended(0.20)),
+        "isolated bases, the 20 % that the closing request attends to most recomputed (after ProphetKV, ICML 2026)",
+        isolates=True,
+    ),
+    "leading-captured": Method(Reuse(offsets=False, select=Leading(16)), "leading, on captured bases"),
+    "deviation-captured": Method(Reuse(offsets=False, select=Deviation(0.15)), "deviation, on captured bases"),
+    "attended-captured": Method(Reuse(offsets=False, select=Attended(0.20)), "attended, on captured bases"),
+    "kvcomm-paper": Method(
+        Dense(), "KVCOMM as published (arXiv 2510.12872): entropy test, anchors' offsets", True, PaperEngine.over
+    ),
     "kvcomm": Method(Balanced(), "captured bases, learned offsets, leading tokens recomputed: Balanced()"),
     "kvcomm-fast": Method(Fast(), "captured bases and learned offsets, nothing recomputed: Fast()"),
+    "kvcomm-predicted": Method(
+        Reuse(select=PredictedError(0.15)), "captured bases, offsets, the 15 % of largest predicted error recomputed"
+    ),
+    "oracle": Method(
+        Reuse(select=TrueDeviation(0.15)), "captured bases, offsets, the 15 % truly furthest off recomputed; no TTFT"
+    ),
     "ablation-captured": Method(
         Reuse(offsets=False, select=Leading(16)), "captured bases, the first 16 tokens recomputed, no offsets"
     ),

@@ -14,7 +14,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from eval.cells import cells, closeness
-from eval.measure import Row, fill, measure, register
+from eval.measure import Row, fill, measure, own_engines, register
 from eval.methods import methods as find_methods
 from eval.progress import stderr_console
 from eval.setting import Setting
@@ -70,13 +70,14 @@ def run(
     engine, rounded = setting.engine(), setting.rounded()
     register(engine, workload)
     register(rounded, workload)
+    engines = own_engines(engine, chosen)
     rows: list[Row] = []
     with Progress(console=stderr_console()) as progress:
-        _filled(engine, workload, fill_by == "generate", progress)
+        _filled(engine, list(engines.values()), workload, fill_by == "generate", progress)
         before = (engine.book.statistics.digest(), engine.pool.digest())
         step = progress.add_task("measuring", total=prompts * agents * (len(chosen) + 1))
         for case in workload.measured:
-            for row in measure(engine, workload, case, chosen, repeats, rounded):
+            for row in measure(engine, workload, case, chosen, repeats, rounded, engines):
                 last = workload.nodes[-1].name
                 if execute and row["agent"] == last and row["method"] == "dense":
                     row["score"] = source.score(case.problem, row["answer"])
@@ -116,9 +117,11 @@ def _arguments() -> list[str]:
     return given[1:] if given[:1] == ["run"] else given
 
 
-def _filled(engine: Engine, workload: Workload, generate: bool, progress: Progress) -> None:
+def _filled(
+    engine: Engine, others: list[Engine], workload: Workload, generate: bool, progress: Progress
+) -> None:
     step = progress.add_task("learning from other problems", total=len(workload.fill) * len(workload.nodes))
-    for _ in fill(engine, workload, generate):
+    for _ in fill(engine, workload, generate, others):
         progress.advance(step)
 
 

@@ -23,7 +23,7 @@ from kvcomm.reuse.select import (
     Selection,
     Union,
 )
-from tests.reuse.scenes import LAYERS, ScriptedBackend, scene
+from tests.reuse.hand import LAYERS, ScriptedBackend, scene
 
 PARTS = [("exact", 3), ("approximate", 4), ("new", 2), ("approximate", 5), ("new", 2)]
 # approximate positions: 3 4 5 6 and 9 10 11 12 13; new: 7 8 and 14 15
