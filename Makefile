@@ -1,5 +1,6 @@
 # make demo   five agents on a real model, report in results/   (first run: a few minutes of installation)
 # make test   every check; CI calls this and nothing else
+# make kernels   compile the GPU kernels for cards that are not here; fails on register spills, writes docs/kernels.md
 #
 # PYTHON=python3.12           another interpreter (3.11 or newer)
 # PIP_FLAGS="--index-url …"   options for pip, where it would bring a CUDA build of torch that you do not want
@@ -19,7 +20,7 @@ export PIP_FLAGS
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo test lint format test-latest bench soak clean
+.PHONY: help demo test lint format test-latest kernels bench soak clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -60,6 +61,9 @@ test-latest: $(LATEST_READY)
 	$(LATEST_BIN)/python -m pip install -q $(PIP_FLAGS) --upgrade --upgrade-strategy only-if-needed transformers $(TORCH)
 	$(LATEST_BIN)/python -c 'import transformers; print("transformers", transformers.__version__)'
 	$(LATEST_BIN)/python -m pytest -q $(wildcard tests/hf tests/rope tests/test_package.py) $(PYTEST_FLAGS)
+
+kernels: $(READY)
+	$(BIN)/python -m benchmarks.compile_kernels $(KERNELS_FLAGS)
 
 bench: $(READY)
 	@test -f benchmarks/__main__.py || { echo "benchmarks/ has nothing to run yet"; exit 1; }

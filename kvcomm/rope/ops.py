@@ -5,6 +5,9 @@ Keys have shape [layers, kv heads, tokens, head_dim]; positions [tokens] count t
 
 from __future__ import annotations
 
+import importlib.util
+import warnings
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -32,7 +35,32 @@ class Turn(Protocol):
     ) -> Tensor: ...
 
 
-IMPLEMENTATIONS: dict[str, Turn] = {"cpu": reference.turn}
+def _by_kernel(
+    keys: Tensor,
+    positions: Tensor,
+    spec: RopeSpec,
+    out: Tensor | None = None,
+    *,
+    offset: Tensor | None = None,
+    inverse: bool = False,
+) -> Tensor:
+    """Triton is loaded here, at the first use of a GPU, and plain torch does the work where it is not installed."""
+    return _kernel()(keys, positions, spec, out, offset=offset, inverse=inverse)
+
+
+@cache
+def _kernel() -> Turn:
+    if importlib.util.find_spec("triton") is None:
+        warnings.warn(
+            "triton is not installed, so plain torch turns keys on the GPU; install kvcomm[gpu]", stacklevel=2
+        )
+        return reference.turn
+    from kvcomm.rope import move
+
+    return move.turn
+
+
+IMPLEMENTATIONS: dict[str, Turn] = {"cpu": reference.turn, "cuda": _by_kernel}
 """By device type; a device that is not named here uses the reference."""
 
 
@@ -82,7 +110,7 @@ def _run(
     keys: Tensor, positions: Tensor, spec: RopeSpec, out: Tensor | None, offset: Tensor | None, *, inverse: bool
 ) -> Tensor:
     _check_keys(keys, spec)
-    _check_positions(keys, positions, spec)
+    check_positions(keys.shape[2], keys.device, positions, spec)
     if offset is not None:
         if offset.shape != keys.shape or offset.device != keys.device or offset.dtype not in _DTYPES:
             raise InvalidInput(
@@ -92,7 +120,7 @@ def _run(
     if out is not None:
         _check_out(keys, out)
         for name, source in (("keys", keys), ("offset", offset)):
-            if source is not None and _overlap(source, out):
+            if source is not None and overlap(source, out):
                 raise InvalidInput(f"out shares memory with {name}; pass another buffer, keys are not turned in place")
     return IMPLEMENTATIONS.get(keys.device.type, reference.turn)(
         keys, positions, spec, out, offset=offset, inverse=inverse
@@ -114,13 +142,14 @@ def _check_keys(keys: Tensor, spec: RopeSpec) -> None:
         raise InvalidInput(f"keys have head_dim {keys.shape[3]}, the spec {spec.head_dim}; pass keys of the same model")
 
 
-def _check_positions(keys: Tensor, positions: Tensor, spec: RopeSpec) -> None:
-    if positions.dtype != torch.int64 or positions.shape != keys.shape[2:3]:
+def check_positions(tokens: int, device: torch.device, positions: Tensor, spec: RopeSpec) -> None:
+    """Raise InvalidInput unless ``positions`` are int64 [tokens] on ``device``, from 0 and below ``spec.limit``."""
+    if positions.dtype != torch.int64 or list(positions.shape) != [tokens]:
         raise InvalidInput(
-            f"positions are {list(positions.shape)} {positions.dtype}; pass [{keys.shape[2]}] torch.int64, one a token"
+            f"positions are {list(positions.shape)} {positions.dtype}; pass [{tokens}] torch.int64, one a token"
         )
-    if positions.device != keys.device:
-        raise InvalidInput(f"positions are on {positions.device}, keys on {keys.device}; move the positions there")
+    if positions.device != device:
+        raise InvalidInput(f"positions are on {positions.device}, keys on {device}; move the positions there")
     if not positions.numel():
         return
     lowest, highest = (int(bound) for bound in positions.aminmax())
@@ -138,7 +167,7 @@ def _check_out(keys: Tensor, out: Tensor) -> None:
         raise InvalidInput(f"out has strides {list(out.stride())}, so elements share a place; pass one not expanded")
 
 
-def _overlap(left: Tensor, right: Tensor) -> bool:
+def overlap(left: Tensor, right: Tensor) -> bool:
     """Whether the spans of memory from first to last element meet."""
     if not left.numel() or not right.numel() or left.untyped_storage().data_ptr() != right.untyped_storage().data_ptr():
         return False
