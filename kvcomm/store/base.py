@@ -273,6 +273,13 @@ class Store(ABC):
     ) -> Iterator[Listing]:
         """What is held, without reading payloads. Entries put or evicted meanwhile may or may not appear."""
 
+    def catalogue(self, namespace: Namespace, fingerprint: ModelFingerprint) -> dict[str, list[Listing]]:
+        """What a new process can reuse: for each content digest, how it is held (``listing.key.recipe``)."""
+        found: dict[str, list[Listing]] = {}
+        for listing in self.entries(namespace, fingerprint):
+            found.setdefault(listing.key.content, []).append(listing)
+        return found
+
     @abstractmethod
     def stats(self, namespace: Namespace | None = None) -> StoreStats:
         """Counts and sizes; with a namespace, its own only."""

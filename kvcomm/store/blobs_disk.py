@@ -51,7 +51,7 @@ class FileBlobs(Blobs):
     ) -> None:
         path, deadline = self._path(owner, name), Deadline(deadline_s)
         with trouble(f"writing blob {name}"):
-            self._folder.make(path.parent)
+            self._folder.make(path.parent, again=not path.parent.is_dir())
             if not path.exists() and sum(1 for _ in self.names(owner)) >= MAX_BLOBS:
                 raise InvalidInput(f"blob {name} would be one more than {MAX_BLOBS}; delete one")
             gate = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -174,7 +174,7 @@ class DiskStore(Store):
     def delete_namespace(self, namespace: Namespace, *, deadline_s: float = DEFAULT_DEADLINE_S) -> int:
         self._check_open()
         with trouble(f"deleting namespace {namespace}"):
-            count = self._index.remove_where(self._erase, Deadline(deadline_s), namespace.name)
+            count = self._index.remove_where(self._plan, Deadline(deadline_s), namespace.name)
             self._folder.remove_tree(self._folder.root / "entries" / namespace.name)
             self.blobs.delete_namespace(namespace)
         return count
@@ -183,7 +183,7 @@ class DiskStore(Store):
         self._check_open()
         with trouble(f"deleting group {group!r}"):
             label = self._group(namespace.name, group)
-            count = self._index.remove_where(self._erase, Deadline(deadline_s), namespace.name, label)
+            count = self._index.remove_where(self._plan, Deadline(deadline_s), namespace.name, label)
             if count and self.durable:
                 for folder in self._files.scan(self._folder.root / "entries" / namespace.name):
                     self._files.fsync_folder(Path(folder.path))
@@ -200,8 +200,8 @@ class DiskStore(Store):
         self, namespace: Namespace | None = None, fingerprint: ModelFingerprint | None = None
     ) -> Iterator[Listing]:
         self._check_open()
-        for _, _, listing, _ in self.upkeep.heads(namespace, fingerprint):
-            if listing is not None and (listing.expires_s is None or listing.expires_s > self._clock()):
+        for path, _, listing, _ in self.upkeep.heads(namespace, fingerprint):
+            if listing and not self._outlived(listing.expires_s, path.name, Deadline(DEFAULT_DEADLINE_S)):
                 yield listing
 
     def stats(self, namespace: Namespace | None = None) -> StoreStats:

@@ -153,14 +153,14 @@ class Index:
         with self._using(deadline):
             return self._db.execute("DELETE FROM entry WHERE name = ? AND owner = ?", (name, owner)).rowcount == 1
 
-    def remove_where(self, evict: Evict, deadline: Deadline, namespace: str, group: str | None = None) -> int:
-        """Evict all of a namespace, or of a group in it, pinned or not; how many there were."""
+    def remove_where(self, plan: Plan, deadline: Deadline, namespace: str, group: str | None = None) -> int:
+        """Erase all of a namespace, or of a group in it, pinned or not; how many there were."""
         with self._using(deadline), self._transaction():
             found = (
-                self._rows("namespace = ? AND owner = ''", namespace) if group is None
-                else self._rows("namespace = ? AND grp = ? AND owner = ''", namespace, group)
+                self._rows("namespace = ?", namespace) if group is None
+                else self._rows("namespace = ? AND grp = ?", namespace, group)
             )  # fmt: skip
-            return sum(self._evict(row, evict) for row in found)
+            return sum(self._evict(row, plan.erase) for row in found if not row.owner or not plan.alive(row.owner))
 
     def find(self, name: str, deadline: Deadline) -> Row | None:
         """The account of one entry."""
@@ -220,10 +220,10 @@ class Index:
             self._db.execute("INSERT INTO usage SELECT namespace, SUM(bytes), COUNT(*) FROM entry GROUP BY namespace")
             return changed
 
-    def names(self, deadline: Deadline) -> set[str]:
-        """Names of all rows."""
+    def sizes(self, deadline: Deadline) -> dict[str, int]:
+        """Name and bytes of every entry that is whole."""
         with self._using(deadline):
-            return {str(row[0]) for row in self._db.execute("SELECT name FROM entry")}
+            return dict(self._db.execute("SELECT name, bytes FROM entry WHERE owner = ''").fetchall())
 
     def flush(self, deadline: Deadline) -> None:
         """Write noted uses."""

@@ -194,6 +194,7 @@ class StoreContract:
         assert not store.contains(sample(0)[0])
         assert store.contains(sample(1)[0])
         assert store.get(sample(2)[0]) is not None
+        assert {e.key for e in store.entries()} == {sample(1)[0], sample(2)[0]}
         assert store.put(*sample(0)).stored
 
     def test_listing_tells_how(self, store: Store) -> None:
@@ -203,6 +204,7 @@ class StoreContract:
         (found,) = store.entries(ONE, key.fingerprint)
         assert (found.key, found.tokens, found.attributes) == (key, 3, entry.attributes)
         assert list(store.entries(ONE, fingerprint(3))) == []
+        assert store.catalogue(ONE, key.fingerprint) == {key.content: [found]}
 
     def test_stats_count(self, store: Store) -> None:
         key, entry = sample(0)

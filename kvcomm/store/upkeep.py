@@ -59,12 +59,11 @@ class Upkeep:
 
     def reconcile(self, deadline: Deadline) -> int:
         """Make the index agree with the files, setting aside what is no entry; rows that changed."""
-        known = self.index.names(deadline)
+        known = self.index.sizes(deadline)
         found: dict[str, Row] = {}
         for path, namespace in self._paths(None, None):
-            if path.name in known:
-                with suppress(FileNotFoundError):
-                    found[path.name] = self._row(path, namespace, None, path.lstat().st_size)
+            if known.get(path.name) == _size(path):
+                found[path.name] = self._row(path, namespace, None, known[path.name])
                 continue
             listing, error = self._head(path, namespace)
             if isinstance(error, CorruptEntry):
@@ -157,3 +156,11 @@ class Upkeep:
 
     def _place(self, row: Row) -> Path:
         return self._folder.entries(row.namespace, row.folder) / row.name
+
+
+def _size(path: Path) -> int | None:
+    """Bytes of a file, None if it is gone."""
+    try:
+        return path.lstat().st_size
+    except FileNotFoundError:
+        return None

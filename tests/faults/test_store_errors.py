@@ -1,14 +1,15 @@
 """The n-th call of each file operation fails, for every n: success or a typed error, and the next put works."""
 
 import errno
+import sqlite3
 from pathlib import Path
 
 import pytest
 
 from kvcomm.errors import StoreError, StoreUnavailable
-from kvcomm.store import DiskStore
+from kvcomm.store import Attributes, DiskStore, Priority
 from kvcomm.store.faults import OPERATIONS, FailNth, HookedFiles
-from kvcomm.store.testing import holds, sample
+from kvcomm.store.testing import ONE, holds, sample
 from tests.faults.work import Ledger, work
 
 
@@ -64,6 +65,28 @@ def test_fsync_and_unlink_failing_together_serve_nothing(tmp_path: Path) -> None
         folder.nth = unlink.nth = 10**9
         assert store.put(*sample(1)).stored
         assert holds(store, 1)
+
+
+def test_whole_but_not_counted_entry_of_a_crash_keeps_its_group(tmp_path: Path) -> None:
+    """As after a kill between rename and the index: the row is reserved by a store that is gone."""
+    with DiskStore(tmp_path) as store:
+        for number in range(2):
+            store.put(*sample(number, attributes=Attributes(Priority.TOOL, "t@1")))
+    for dropped_at_once in (True, False):
+        other = DiskStore(tmp_path) if dropped_at_once else None
+        with sqlite3.connect(tmp_path / "index.sqlite") as side:
+            side.execute("UPDATE entry SET owner = 'gone'")
+        side.close()
+        if other is not None:
+            assert holds(other, 0)
+            assert other.delete_group(ONE, "t@1") == 2
+            assert not holds(other, 0)
+            for number in range(2):
+                other.put(*sample(number, attributes=Attributes(Priority.TOOL, "t@1")))
+            other.close()
+    with DiskStore(tmp_path) as store:
+        assert holds(store, 0)
+        assert store.delete_group(ONE, "t@1") == 2
 
 
 def test_failing_read_is_a_fault_and_not_a_loss(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from kvcomm.store import DiskStore, Keyring
 from kvcomm.store.testing import holds, sample
 from tests.soak.record import record
 
-KEYS = 400
+KEYS = 20_000
 
 
 def writer(folder: Path, seed: int, pipe: int, keyring: Keyring | None) -> None:
