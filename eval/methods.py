@@ -70,9 +70,6 @@ METHODS: dict[str, Method] = {
     "oracle": Method(
         Reuse(select=TrueDeviation(0.15)), "captured bases, offsets, the 15 % truly furthest off recomputed; no TTFT"
     ),
-    "ablation-captured": Method(
-        Reuse(offsets=False, select=Leading(16)), "captured bases, the first 16 tokens recomputed, no offsets"
-    ),
 }
 
 

@@ -117,9 +117,7 @@ def _arguments() -> list[str]:
     return given[1:] if given[:1] == ["run"] else given
 
 
-def _filled(
-    engine: Engine, others: list[Engine], workload: Workload, generate: bool, progress: Progress
-) -> None:
+def _filled(engine: Engine, others: list[Engine], workload: Workload, generate: bool, progress: Progress) -> None:
     step = progress.add_task("learning from other problems", total=len(workload.fill) * len(workload.nodes))
     for _ in fill(engine, workload, generate, others):
         progress.advance(step)
