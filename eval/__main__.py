@@ -42,6 +42,7 @@ def _mount(name: str, module: str, summary: str) -> None:
 
 _mount("run", "eval.run", "Compare methods on a task.")
 _mount("demo", "eval.demo", "Five agents that share KV, and a page about it.")
+_mount("pareto", "eval.pareto", "Closeness against recompute, for every method.")
 _mount("page", "eval.report", "Make the HTML page again from a results file.")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,14 +13,15 @@ from rich.console import Console
 
 from eval.console import LiveTable
 from eval.demo_result import AgentRow, DemoResult, Tokens
-from eval.measure import GREEDY, Conversation, Row, fill, measure, register
+from eval.measure import GREEDY, Conversation, Row
 from eval.methods import methods
+from eval.output import command_line
 from eval.report import write_page
 from eval.setting import Setting
 from eval.tasks import make_task
-from eval.topologies import full
+from eval.trial import Trial
 from eval.words import as_text, plain_words
-from eval.workload import Case, Workload, build
+from eval.workload import Case, Workload
 from kvcomm import Dense, Engine, Exact
 from kvcomm.reuse.policy import Policy
 
@@ -44,44 +43,32 @@ def demo(
     """Measure dense, exact and reused first tokens of five agents that hear each other."""
     started = time.perf_counter()
     setting = Setting.load(model)
-    workload = build(
-        make_task("humaneval").problems(),
-        full,
-        setting.tokenizer,
-        agents=AGENTS,
-        prompt_tokens=prompt_tokens,
-        answer_tokens=answer_tokens,
-        measured=prompts,
-        fill=fill_prompts,
-        seed=seed,
-    )
-    engine, rounded = setting.engine(), setting.rounded()
-    register(engine, workload)
-    register(rounded, workload)
-    names = [node.name for node in workload.nodes]
     chosen = methods(["dense", "exact", "kvcomm"])
+    trial = Trial("full", AGENTS, prompts, fill_prompts, prompt_tokens, answer_tokens, repeats, seed, "prefill")
+    bench = trial.prepare(setting, make_task("humaneval"), chosen)
+    names = [node.name for node in bench.workload.nodes]
     rows: list[Row] = []
     walls: dict[str, list[float]] = {"dense": [], "reused": []}
-    steps = AGENTS * fill_prompts + prompts * (AGENTS * (len(chosen) + 1) + 2)
+    yardsticks = AGENTS  # one problem's
+    steps = AGENTS * fill_prompts + prompts * (AGENTS * len(chosen) + 2) + yardsticks
     console = Console()
     with LiveTable(names, steps, f"kvcomm on {setting.name}: five agents, each hears all before it", console) as table:
-        for _ in fill(engine, workload, generate=False):
+        for _ in bench.learn():
             table.step("learning offsets from other problems")
-        for number, case in enumerate(workload.measured):
-            doing = f"problem {number + 1} of {prompts}: {case.problem.id}"
-            for row in measure(engine, workload, case, chosen, repeats, rounded if number == 0 else None):
-                rows.append(row)
-                table.update(row["agent"], **_cells(rows, row["agent"]))
-                table.step(doing)
-            for kind, policy in (("dense", Dense()), ("reused", engine.policy)):
-                walls[kind].append(_workflow(engine, workload, case, policy))
-                table.step(f"{doing}, whole workflow {kind}")
+        for row in bench.rows(rounded_cases=1):
+            rows.append(row)
+            table.update(row["agent"], **_cells(rows, row["agent"]))
+            table.step(f"measuring {row['case']}")
+        for case in bench.workload.measured:
+            for kind, policy in (("dense", Dense()), ("reused", bench.engine.policy)):
+                walls[kind].append(_workflow(bench.engine, bench.workload, case, policy))
+                table.step(f"{case.problem.id}, whole workflow {kind}")
     result = DemoResult(
         **setting.describe(),
         seed=seed,
         agents=[_agent(rows, name) for name in names],
-        policy=f"{type(engine.policy).__name__}()",
-        command=shlex.join(["python", "-m", "eval", "demo", *_arguments()]),
+        policy=f"{type(bench.engine.policy).__name__}()",
+        command=command_line("demo"),
         problems=prompts,
         repeats=repeats,
         max_new_tokens=answer_tokens,
@@ -92,11 +79,6 @@ def demo(
     page = write_page(out)
     console.print(as_text(plain_words(result)), highlight=False)
     console.print(f"Page: {page}   Figures: {out}   ({time.perf_counter() - started:.0f} s)", highlight=False)
-
-
-def _arguments() -> list[str]:
-    given = sys.argv[1:]
-    return given[1:] if given[:1] == ["demo"] else given
 
 
 def _workflow(engine: Engine, workload: Workload, case: Case, policy: Policy) -> float:

@@ -32,27 +32,27 @@ class Method:
     engine: Callable[[Engine], Engine] | None = None
 
 
-_ISOLATED: tuple[tuple[Origin, ...], ...] = (("isolated",),)
+ISOLATED: tuple[tuple[Origin, ...], ...] = (("isolated",),)
 METHODS: dict[str, Method] = {
     "dense": Method(Dense(), "full prefill"),
     "exact": Method(Exact(), "prefix reuse: the same tokens from position 0"),
     "rerotate": Method(
-        Reuse(origins=_ISOLATED, offsets=False, select=Leading(0)),
+        Reuse(origins=ISOLATED, offsets=False, select=Leading(0)),
         "isolated bases moved by re-rotation alone (llama.cpp --cache-reuse)",
         isolates=True,
     ),
     "leading": Method(
-        Reuse(origins=_ISOLATED, offsets=False, select=Leading(16)),
+        Reuse(origins=ISOLATED, offsets=False, select=Leading(16)),
         "isolated bases, the first 16 tokens of each segment recomputed (EPIC, arXiv 2410.15332)",
         isolates=True,
     ),
     "deviation": Method(
-        Reuse(origins=_ISOLATED, offsets=False, select=Deviation(0.15)),
+        Reuse(origins=ISOLATED, offsets=False, select=Deviation(0.15)),
         "isolated bases, the 15 % that deviate most at the second layer recomputed (CacheBlend, arXiv 2405.16444)",
         isolates=True,
     ),
     "attended": Method(
-        Reuse(origins=_ISOLATED, offsets=False, select=Attended(0.20)),
+        Reuse(origins=ISOLATED, offsets=False, select=Attended(0.20)),
         "isolated bases, the 20 % that the closing request attends to most recomputed (after ProphetKV, ICML 2026)",
         isolates=True,
     ),

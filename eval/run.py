@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,15 +12,16 @@ from rich.progress import Progress
 from rich.table import Table
 
 from eval.cells import cells, closeness
-from eval.measure import Row, fill, measure, own_engines, register
+from eval.measure import Row
 from eval.methods import methods as find_methods
+from eval.output import command_line, write_json
 from eval.progress import stderr_console
 from eval.setting import Setting
 from eval.tasks import make_task
+from eval.tasks.base import Task
 from eval.topologies import TOPOLOGIES
-from eval.workload import Workload, build
-from kvcomm import Engine
-from kvcomm.errors import InvalidInput, KVCommError
+from eval.trial import Trial
+from eval.workload import Workload
 
 app = typer.Typer(help="Compare methods on a task.", pretty_exceptions_enable=False)
 
@@ -49,84 +48,37 @@ def run(
     """Measure TTFT, reuse and closeness of several methods; the pool is frozen while it is measured."""
     names = list(dict.fromkeys(["dense", "exact", *methods.split(",")]))
     chosen = find_methods(names)
-    if topology not in TOPOLOGIES or fill_by not in ("generate", "prefill") or repeats < 1:
-        raise InvalidInput(
-            f"topology {topology!r} must be one of {sorted(TOPOLOGIES)}, fill-by {fill_by!r} generate or prefill, and "
-            f"repeats {repeats} at least 1"
-        )
+    trial = Trial(topology, agents, prompts, fill_prompts, prompt_tokens, answer_tokens, repeats, seed, fill_by)
     source = make_task(task, execute)
     setting = Setting.load(model)
-    workload = build(
-        source.problems(),
-        TOPOLOGIES[topology],
-        setting.tokenizer,
-        agents=agents,
-        prompt_tokens=prompt_tokens,
-        answer_tokens=answer_tokens,
-        measured=prompts,
-        fill=fill_prompts,
-        seed=seed,
-    )
-    engine, rounded = setting.engine(), setting.rounded()
-    register(engine, workload)
-    register(rounded, workload)
-    engines = own_engines(engine, chosen)
-    rows: list[Row] = []
+    bench = trial.prepare(setting, source, chosen)
     with Progress(console=stderr_console()) as progress:
-        _filled(engine, list(engines.values()), workload, fill_by == "generate", progress)
-        before = (engine.book.statistics.digest(), engine.pool.digest())
-        step = progress.add_task("measuring", total=prompts * agents * (len(chosen) + 1))
-        for case in workload.measured:
-            for row in measure(engine, workload, case, chosen, repeats, rounded, engines):
-                last = workload.nodes[-1].name
-                if execute and row["agent"] == last and row["method"] == "dense":
-                    row["score"] = source.score(case.problem, row["answer"])
-                rows.append(row)
-                progress.advance(step)
-    if before != (engine.book.statistics.digest(), engine.pool.digest()):
-        raise KVCommError("the pool changed while it was measured; the figures are void")
-    first = workload.nodes[0].name
+        rows = bench.run(progress, task)
+    if execute:
+        _score(rows, source, bench.workload)
     about = {"task": task, "topology": topology, "agents": agents}
+    measured = [row for row in rows if row["method"] != "yardstick"]
     result = {
         **setting.describe(),
         "seed": seed,
-        "command": shlex.join(["python", "-m", "eval", "run", *_arguments()]),
-        "setting": {
-            "prompts": prompts,
-            "fill_prompts": fill_prompts,
-            "fill_by": fill_by,
-            "prompt_tokens": prompt_tokens,
-            "answer_tokens": answer_tokens,
-            "repeats": repeats,
-            "methods": {name: method.about for name, method in chosen.items()},
-            "pool_digest": before[0],
-            "pool_bytes": engine.pool.nbytes,
-            "offset_bytes": engine.book.statistics.nbytes,
-            "warm_up": "the fill runs the same shapes before anything is timed",
-        },
-        "cells": cells([row for row in rows if row["method"] != "yardstick"], names, about, first),
-        "yardstick": closeness([row for row in rows if row["method"] == "yardstick" and row["agent"] != first]),
+        "command": command_line("run"),
+        "setting": asdict(trial) | {"methods": {n: m.about for n, m in chosen.items()}} | bench.facts(),
+        "cells": cells(measured, names, about, bench.first_agent),
+        "yardstick": closeness(
+            [row for row in rows if row["method"] == "yardstick" and row["agent"] != bench.first_agent]
+        ),
     }
     write_json(out, result)
     print_cells(result)
     print(out)
 
 
-def _arguments() -> list[str]:
-    given = sys.argv[1:]
-    return given[1:] if given[:1] == ["run"] else given
-
-
-def _filled(engine: Engine, others: list[Engine], workload: Workload, generate: bool, progress: Progress) -> None:
-    step = progress.add_task("learning from other problems", total=len(workload.fill) * len(workload.nodes))
-    for _ in fill(engine, workload, generate, others):
-        progress.advance(step)
-
-
-def write_json(path: Path, result: dict[str, Any]) -> None:
-    """Write ``result``; figures are numbers, never null or NaN."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+def _score(rows: list[Row], source: Task, workload: Workload) -> None:
+    """Score the last agent's dense answers, each run in a sandbox."""
+    problems = {case.problem.id: case.problem for case in workload.measured}
+    for row in rows:
+        if row["method"] == "dense" and row["agent"] == workload.nodes[-1].name:
+            row["score"] = source.score(problems[row["case"]], row["answer"])
 
 
 def print_cells(result: dict[str, Any]) -> None:
