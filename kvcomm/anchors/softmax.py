@@ -118,7 +118,7 @@ class SoftmaxBook(OffsetBook):
     """An offset book that keeps its latest observations whole and predicts from them.
 
     It stands wherever an OffsetBook does: predictions are tested before they are learned from, and shrunk by what they
-    were worth.
+    were worth. Its anchors live in memory; what is saved of it is the sums and the tests, as of any book.
     """
 
     def __init__(self, fingerprint: ModelFingerprint, softmax: SoftmaxOffset | None = None) -> None:

@@ -42,10 +42,13 @@ def adapter_digest(model: PreTrainedModel) -> str:
     configs = getattr(model, "peft_config", None)
     if not configs:
         return ""
-    active = getattr(model, "active_adapters", None) or sorted(configs)
-    names = sorted(active() if callable(active) else active)
-    if any(getattr(module, "_disable_adapters", False) for module in model.modules()):
-        return "disabled"
+    active: set[str] = set()
+    for module in model.modules():  # the layers know; the model does not where PEFT itself put the adapter in
+        if getattr(module, "_disable_adapters", False):
+            return "disabled"
+        held = getattr(module, "_active_adapter", None) or ()
+        active.update([held] if isinstance(held, str) else held)
+    names = sorted(active)
     settings = [_settings(configs[name]) for name in names if name in configs]
     return f"{','.join(names)} {digest_fields(*(text.encode() for text in settings))[:16]}"
 

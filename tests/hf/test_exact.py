@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from eval.tasks import make_task
@@ -29,6 +30,7 @@ def dense_run(model: Any, prompt: tuple[int, ...], reply: tuple[int, ...], gener
     return logits.argmax(-1).tolist(), logits
 
 
+@pytest.mark.slow
 def test_greedy_tokens_are_the_dense_runs(smollm: tuple[Any, Any]) -> None:
     """Two agents get each of 13 texts twice: the second run of a text, and every prompt's fixed head, hit a prefix."""
     model, tokenizer = smollm
