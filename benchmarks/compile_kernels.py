@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kvcomm.rope import LayerRope, RopeSpec
-from kvcomm.rope.launch import Launch, launches, precision
+from kvcomm.rope.launch import Launch, launches
 from kvcomm.rope.view import AddedOffset, KVView, LinearMap, Scales
 
 DOC = Path(__file__).resolve().parent.parent / "docs" / "kernels.md"
@@ -56,11 +56,13 @@ class Case:
     head_dim: int = 128
     rotary_dim: int = 128
     interleaved: bool = False
+    tokens: int = TOKENS
 
     @property
     def name(self) -> str:
         partial = "" if self.rotary_dim == self.head_dim else f", {self.rotary_dim} turned"
-        return f"{self.what}, D {self.head_dim}{partial}{', interleaved' if self.interleaved else ''}"
+        few = "" if self.tokens == TOKENS else f", {self.tokens} tokens"
+        return f"{self.what}, D {self.head_dim}{partial}{', interleaved' if self.interleaved else ''}{few}"
 
 
 WHAT = {
@@ -89,11 +91,18 @@ def cases() -> Iterator[Case]:
             yield Case(what, dtype, 80, 80)
             yield Case(what, dtype, 128, 64)
             yield Case(what, dtype, 256, 64, True)
+        yield Case("place linear", dtype, tokens=32)  # smaller tiles
+        yield Case("place linear", dtype, 256, 256, tokens=32)
 
 
-def launch_of(case: Case, layers: int = LAYERS, tokens: int = TOKENS, device: str = "cpu") -> Launch:
+def launch_of(case: Case, layers: int = LAYERS, device: str = "cpu", **to: bool) -> Launch:
     """The launch for a case. On the CPU its tensors are never read; contents are not set anywhere but in indices."""
-    dim, dtype, spare = case.head_dim, DTYPES[case.dtype], 19  # a buffer longer than the segment, pages begun midway
+    dim, dtype, tokens, spare = (
+        case.head_dim,
+        DTYPES[case.dtype],
+        case.tokens,
+        19,
+    )  # a buffer longer than the segment, pages begun midway
     rope = LayerRope("default", (1.0,) * (case.rotary_dim // 2), 1.0, dim, case.interleaved)
     spec = RopeSpec((rope,) * layers)
 
@@ -109,7 +118,7 @@ def launch_of(case: Case, layers: int = LAYERS, tokens: int = TOKENS, device: st
     pages = empty(2, layers, len(table), PAGE, HEADS, dim, dtype=dtype)
     paged = KVView.paged(pages[0], pages[1], table, tokens, spare - 2)
     if case.what.startswith("unrotate"):
-        return launches(paged, segment(layers, dtype), positions, spec, inverse=True)[0]
+        return launches(paged, segment(layers, dtype), positions, spec, inverse=True, **to)[0]
     base, scales = segment(layers, torch.int8 if "int8" in case.what else dtype), None
     if "int8" in case.what:
         by_token, by_dim = empty(layers, HEADS, tokens, 1), empty(layers, HEADS, 1, dim)
@@ -123,7 +132,7 @@ def launch_of(case: Case, layers: int = LAYERS, tokens: int = TOKENS, device: st
     elif "offset" in case.what:
         offset = AddedOffset(segment(layers - 1, dtype), factor)
     target = paged if "paged" in case.what or "linear" in case.what else segment(layers, dtype)
-    return launches(base, target, positions, spec, scales=scales, offset=offset)[0]
+    return launches(base, target, positions, spec, scales=scales, offset=offset, **to)[0]
 
 
 class Result(NamedTuple):
@@ -146,11 +155,9 @@ def compile_one(case: Case, target: str) -> Result:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    launch = launch_of(case)
     backend, arch, warp = TARGETS[target]
+    launch = launch_of(case, hip=backend == "hip")
     constants: dict[str, Any] = dict(launch.constants)
-    if "PRECISION" in constants:
-        constants["PRECISION"] = precision(DTYPES[case.dtype], hip=backend == "hip")
     signature, attributes = {}, {}
     for name in launch.kernel.arg_names:
         value = launch.arguments.get(name)
@@ -198,7 +205,7 @@ def _amd(assembly: str) -> tuple[int, int]:
     return read("vgpr_count"), spilled
 
 
-def bytes_per_element(case: Case, layers: int = LAYERS, tokens: int = TOKENS) -> float:
+def bytes_per_element(case: Case, layers: int = LAYERS) -> float:
     """Bytes of device memory moved for each key or value written: every input once, the output once."""
     size, dim = DTYPES[case.dtype].itemsize, case.head_dim
     total = float(size + (1 if "int8" in case.what else size))
@@ -209,7 +216,7 @@ def bytes_per_element(case: Case, layers: int = LAYERS, tokens: int = TOKENS) ->
         total += size * later
     if "linear" in case.what:
         weight = size if "16-bit" in case.what else 4
-        total += (weight * 2 * dim + 4 * BUCKETS) / tokens * later  # W and the means
+        total += (weight * 2 * dim + 4 * BUCKETS) / case.tokens * later  # W and the means
     return total + 4 * case.rotary_dim / (2 * dim * HEADS * layers)  # one table of cosines and sines for all layers
 
 

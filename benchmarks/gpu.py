@@ -95,10 +95,10 @@ def bandwidth() -> list[dict[str, Any]]:
     for what in ("unrotate (cut)", "place", "place + offset", "place + offset, paged", "place int8", "place linear"):
         for dtype in ("bf16", "fp32"):
             for tokens in (512, 4096):
-                case, layers = Case(what, dtype), 32
-                launch = launch_of(case, layers, tokens, "cuda")
+                case, layers = Case(what, dtype, tokens=tokens), 32
+                launch = launch_of(case, layers, "cuda")
                 elements = 2 * layers * HEADS * tokens * case.head_dim
-                moved = elements * bytes_per_element(case, layers, tokens)
+                moved = elements * bytes_per_element(case, layers)
                 found = moved / seconds(launch.run) / 1e9
                 rows.append({"kernel": what, "dtype": dtype, "tokens": tokens, "gb_per_s": found,
                              "copy_gb_per_s": copy, "ratio": found / copy})  # fmt: skip

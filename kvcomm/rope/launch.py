@@ -18,7 +18,7 @@ from torch import Tensor
 from kvcomm.rope.spec import LayerRope, RopeSpec
 from kvcomm.rope.view import AddedOffset, KVView, LinearMap, Scales
 
-_TILE = 2048  # elements of each part of a tile: 16 a thread, which leaves room for offset, table and addresses
+_TILE_BYTES = 8192  # of each of keys and values in a tile: more, with offset, table and addresses, spills registers
 _PROGRAMS = 1024  # enough to fill any card; with fewer tiles and layers, heads are shared out too
 _PLANS_KEPT = 64
 
@@ -115,10 +115,12 @@ def launches(
     inverse: bool = False,
     scales: Scales | None = None,
     offset: AddedOffset | LinearMap | None = None,
+    hip: bool = torch.version.hip is not None,
 ) -> list[Launch]:
     """The launches, one for each group of layers, that write ``source`` with its offset, turned, to ``target``.
 
-    Arguments are those of ``kvcomm.rope.move``, checked. Without tokens or heads there is nothing to launch.
+    Arguments are those of ``kvcomm.rope.move``, checked; ``hip`` says that they are for an AMD card. Without tokens or
+    heads there is nothing to launch.
     """
     layers, heads, tokens, dim = source.shape
     if not layers * heads * tokens:
@@ -154,7 +156,7 @@ def launches(
             "OUT_ALIGN": _alignment(target),
         }
         if isinstance(offset, LinearMap):
-            result.append(_linear(arguments, constants, offset, source, len(group.layer_ids)))
+            result.append(_linear(arguments, constants, offset, source, len(group.layer_ids), hip))
         else:
             constants["VALUES"] = source.values is not None
             result.append(_plain(arguments, constants, offset, source, len(group.layer_ids)))
@@ -189,7 +191,9 @@ def _plain(
         "factor": arguments["cos"] if factor is None else factor,
         "skip": len(source.keys) - len(added.keys),
     }
-    block = _TILE // max(int(constants["P"]), 16)
+    size = max(source.dtype.itemsize, added.dtype.itemsize, 2)
+    width = max(int(constants["W"]), padded(2 * int(constants["P"]) + int(constants["REST"])))
+    block = max(1, _TILE_BYTES // (size * width))
     tiles = -(-tokens // block)
     shares = min(heads, max(1, _PROGRAMS // (tiles * layers)))
     arguments["heads_each"] = -(-heads // shares)
@@ -204,6 +208,7 @@ def _linear(
     offset: LinearMap,
     source: KVView,
     layers: int,
+    hip: bool,
 ) -> Launch:
     from kvcomm.rope.triton_linear import move_linear_kernel
 
@@ -218,22 +223,17 @@ def _linear(
         "skip": len(source.keys) - len(weights),
         **dict(zip(names, (*weights.stride(), *intercept.stride()[:3]), strict=True)),
     }
-    wide = int(constants["W"]) > 128
-    block = min(32 if wide else 64, padded(tokens))
+    short = source.dtype in (torch.bfloat16, torch.float16)
+    wide, partial = int(constants["W"]) > 128, bool(constants["REST"])
+    # Larger tiles spill registers, and on AMD smaller ones among as many warps do.
+    block = 64 if hip and not wide else max(16, 64 >> (wide + partial + (not short)))
+    block = min(block, max(32, padded(tokens)))
     constants |= {"FACTOR": offset.factor is not None, "B": block, "K": 16 if wide else 32}
-    constants["PRECISION"] = precision(source.dtype, hip=torch.version.hip is not None)
-    return Launch(move_linear_kernel, (-(-tokens // block), layers, heads), arguments, constants, warps=8)
-
-
-def precision(dtype: torch.dtype, *, hip: bool) -> str:
-    """How float32 weights are multiplied.
-
-    A 16-bit base is exact in tf32 (bfloat16 and float16 have no more bits), and what rounding the weights does to the
-    offset stays below the rounding of the result; a float32 base needs three products. AMD multiplies float32 itself.
-    """
-    if hip:
-        return "ieee"
-    return "tf32" if dtype in (torch.bfloat16, torch.float16) else "tf32x3"
+    # A 16-bit base is exact in tf32, and what rounding W does to the offset stays below the rounding of the result; a
+    # float32 base, or one of scaled codes, needs three products. AMD multiplies float32 itself.
+    constants["PRECISION"] = "ieee" if hip else "tf32" if short else "tf32x3"
+    warps = 4 if hip and block < 64 else 8
+    return Launch(move_linear_kernel, (-(-tokens // block), layers, heads), arguments, constants, warps)
 
 
 def _place(prefix: str, view: KVView, keys: str, values: str) -> dict[str, Tensor | int]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvcomm.rope import LayerRope, RopeSpec
+from kvcomm.rope import LayerRope, RopeSpec, ops
 from tests.rope.oracle import TOLERANCES, error, make_spec, of_spec, oracle
 
 pytest.importorskip("triton", reason="triton, the gpu extra, is not installed: kernels are not tested")
@@ -233,6 +233,7 @@ def test_turn_takes_any_strides(interleaved: bool, inverse: bool) -> None:
         assert error(view, want) < TOLERANCES[torch.float32].once
         assert int(buffer.isnan().sum()) == buffer.numel() - view.numel()
     assert turn(keys[:, :, :0], positions[:0], spec).shape == (3, 2, 0, 16)
+    assert torch.equal(ops.IMPLEMENTATIONS["cuda"](keys, positions, spec), turn(keys, positions, spec))
 
 
 def test_heads_are_shared_out_where_there_are_few_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
