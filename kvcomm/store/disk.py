@@ -89,6 +89,8 @@ class DiskStore(Store):
     def put(self, key: CacheKey, entry: Entry, *, deadline_s: float = DEFAULT_DEADLINE_S) -> Receipt:
         self._check_open()
         entry.check(key)
+        if self.upkeep.read_only:
+            raise StoreUnavailable("the disk was full when the store was opened; free space and open it again to put")
         deadline, now = Deadline(deadline_s), self._clock()
         kept = entry.attributes
         expires = entry.ends(now)

@@ -216,8 +216,11 @@ class Index:
                 if exists(found[name]):
                     self._insert(found[name])
                     changed += 1
-            self._db.execute("DELETE FROM usage")
-            self._db.execute("INSERT INTO usage SELECT namespace, SUM(bytes), COUNT(*) FROM entry GROUP BY namespace")
+            sums = "SELECT namespace, SUM(bytes), COUNT(*) FROM entry GROUP BY namespace ORDER BY namespace"
+            counted = self._db.execute("SELECT namespace, bytes, entries FROM usage ORDER BY namespace").fetchall()
+            if counted != self._db.execute(sums).fetchall():
+                self._db.execute("DELETE FROM usage")
+                self._db.execute(f"INSERT INTO usage {sums}")
             return changed
 
     def sizes(self, deadline: Deadline) -> dict[str, int]:

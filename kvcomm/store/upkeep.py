@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -25,6 +26,9 @@ Found = tuple[Path, str, Listing | None, StoreError | None]
 class Upkeep:
     """Opens the folder's index, rebuilding it if it is broken and nobody else has the folder open.
 
+    On a disk that is full to the last byte SQLite cannot open its file. Then the account is kept in memory and the
+    store is ``read_only``: what is held can be read and deleted, and nothing be put.
+
     Raises:
         StoreUnavailable: the index is broken and others have the folder open.
         OSError: the file system failed.
@@ -32,23 +36,34 @@ class Upkeep:
 
     def __init__(self, folder: Folder, keyring: Keyring | None, tally: Tally, deadline: Deadline) -> None:
         self._folder, self._files, self._keyring, self._tally = folder, folder.files, keyring, tally
+        self.read_only = False
         path = folder.root / INDEX
-        self._private(path)
         try:
-            self.index = Index(path, deadline)
-        except StoreUnavailable as error:
-            if not folder.alone:
+            self.index = self._open(path, deadline)
+        except (StoreUnavailable, OSError) as error:
+            if _full(error):
+                self.read_only = True
+                self.index = self._open(Path(":memory:"), deadline)
+            elif isinstance(error, OSError):
+                raise
+            elif not folder.alone:
                 raise StoreUnavailable(f"{error}; close every other process that uses {folder.root}, reopen") from error
-            for ending in ("", "-wal", "-shm"):
-                (folder.root / (INDEX + ending)).unlink(missing_ok=True)
+            else:
+                for ending in ("", "-wal", "-shm"):
+                    (folder.root / (INDEX + ending)).unlink(missing_ok=True)
+                self.index = self._open(path, deadline)
+                tally.add("", "index_rebuilt")
+
+    def _open(self, path: Path, deadline: Deadline) -> Index:
+        if path.is_absolute():
             self._private(path)
-            self.index = Index(path, deadline)
-            tally.add("", "index_rebuilt")
+        index = Index(path, deadline)
         try:
-            self.reconcile(deadline)
+            self._reconcile(index, deadline)
         except BaseException:
-            self.index.close()
+            index.close()
             raise
+        return index
 
     @staticmethod
     def _private(path: Path) -> None:
@@ -57,9 +72,9 @@ class Upkeep:
         os.fchmod(fd, 0o600)
         os.close(fd)
 
-    def reconcile(self, deadline: Deadline) -> int:
+    def _reconcile(self, index: Index, deadline: Deadline) -> int:
         """Make the index agree with the files, setting aside what is no entry; rows that changed."""
-        known = self.index.sizes(deadline)
+        known = index.sizes(deadline)
         found: dict[str, Row] = {}
         for path, namespace in self._paths(None, None):
             if known.get(path.name) == _size(path):
@@ -70,7 +85,7 @@ class Upkeep:
                 self.set_aside(path, namespace)
             elif listing is not None:
                 found[path.name] = self._row(path, namespace, listing, listing.nbytes)
-        return self.index.reconcile(found, lambda row: os.path.lexists(self._place(row)), self._folder.alive, deadline)
+        return index.reconcile(found, lambda row: os.path.lexists(self._place(row)), self._folder.alive, deadline)
 
     def heads(self, namespace: Namespace | None, fingerprint: ModelFingerprint | None) -> Iterator[Found]:
         """(path, namespace, listing or None, error or None) of every file, from its header alone."""
@@ -95,7 +110,7 @@ class Upkeep:
     def sweep(self, deadline: Deadline) -> dict[str, int]:
         """Clear up; counts of left-over files removed, index rows put right, and things set aside that were removed."""
         with trouble(f"clearing up {self._folder.root}"):
-            left_over, rows = self._folder.sweep(), self.reconcile(deadline)
+            left_over, rows = self._folder.sweep(), self._reconcile(self.index, deadline)
             return {"left_over": left_over, "index_rows": rows, "set_aside": self._folder.empty_aside()}
 
     def count(self) -> int:
@@ -164,3 +179,9 @@ def _size(path: Path) -> int | None:
         return path.lstat().st_size
     except FileNotFoundError:
         return None
+
+
+def _full(error: BaseException) -> bool:
+    """Whether the file system had no room left."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return getattr(cause, "errno", None) == errno.ENOSPC or "disk is full" in str(cause) or "I/O error" in str(cause)

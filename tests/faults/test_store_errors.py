@@ -89,6 +89,33 @@ def test_whole_but_not_counted_entry_of_a_crash_keeps_its_group(tmp_path: Path) 
         assert store.delete_group(ONE, "t@1") == 2
 
 
+def test_opened_on_a_full_disk_it_reads_and_deletes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with DiskStore(tmp_path) as store:
+        store.put(*sample(0))
+        store.put(*sample(1))
+    connect = sqlite3.connect
+
+    def full(path: Path, **options: object) -> sqlite3.Connection:
+        db = connect(path, **options)  # type: ignore[call-overload]
+        if str(path) != ":memory:":
+            db.close()
+            raise sqlite3.OperationalError("database or disk is full")
+        return db  # type: ignore[no-any-return]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite3, "connect", full)
+        with DiskStore(tmp_path) as store:
+            assert holds(store, 0)
+            assert store.stats().entries == 2
+            with pytest.raises(StoreUnavailable, match="disk was full"):
+                store.put(*sample(2))
+            assert store.delete(sample(1)[0])
+    with DiskStore(tmp_path) as store:
+        assert holds(store, 0)
+        assert not holds(store, 1)
+        assert store.put(*sample(2)).stored
+
+
 def test_failing_read_is_a_fault_and_not_a_loss(tmp_path: Path) -> None:
     hook = FailNth("readv", 10**9, errno.EIO)
     with DiskStore(tmp_path, files=HookedFiles(hook)) as store:

@@ -1,12 +1,14 @@
 """The memory tier: the contract, and what is its own."""
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from kvcomm.errors import DeadlineExceeded, StoreUnavailable
-from kvcomm.store import Attributes, LeastRecentlyUsed, MemoryStore, Priority, Store
+from kvcomm.store import Attributes, DiskStore, FrequencyRecency, LeastRecentlyUsed, MemoryStore, Priority, Store
+from kvcomm.store.eviction import Candidate
 from kvcomm.store.testing import ONE, TWO, StoreContract, holds, sample
 
 SIZE = 2 * 2 * 2 * 3 * 4 * 4  # bytes of sample(n)'s KV
@@ -100,3 +102,41 @@ def test_demotion_hook_sees_each_evicted_entry() -> None:
         store.put(*sample(number))
         time.sleep(0.001)
     assert [key for key, _ in seen] == [sample(n)[0] for n in range(3)]
+
+
+@dataclass(frozen=True)
+class StepsToNextUse:
+    """A workflow's knowledge: what is needed last goes first."""
+
+    steps: dict[str, int]
+    depth: int = 1 << 20
+
+    def rank(self, candidate: Candidate, now_s: float) -> float:
+        return -self.steps[candidate.name]
+
+
+def make_tier(tier: str, folder: Path, policy: StepsToNextUse) -> Store:
+    if tier == "memory":
+        return MemoryStore(5 * SIZE, policy=policy)
+    return DiskStore(folder, max_entries=5, policy=policy)
+
+
+@pytest.mark.parametrize("tier", ["memory", "disk"])
+def test_a_policy_that_knows_the_workflow(tmp_path: Path, tier: str) -> None:
+    steps = {sample(n)[0].digest: n * 7 % 5 for n in range(5)}  # 0, 2, 4, 1, 3
+    policy = StepsToNextUse(steps | {sample(9)[0].digest: 0})
+    with make_tier(tier, tmp_path, policy) as store:
+        for number in range(5):
+            store.put(*sample(number))
+        store.put(*sample(9))
+        assert [holds(store, n) for n in range(5)] == [True, True, False, True, True]
+
+
+def test_frequent_use_outlasts_a_scan() -> None:
+    store = MemoryStore(10 * SIZE, policy=FrequencyRecency(doubling_s=3600))
+    for _ in range(8):
+        store.put(*sample(0))
+        assert holds(store, 0)
+    for number in range(1, 40):
+        store.put(*sample(number))
+    assert holds(store, 0)
