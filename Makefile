@@ -65,13 +65,15 @@ test-latest: $(LATEST_READY)
 kernels: $(READY)
 	$(BIN)/python -m benchmarks.compile_kernels $(KERNELS_FLAGS)
 
+# Timings: nothing else may run on the machine meanwhile.
 bench: $(READY)
-	@test -f benchmarks/__main__.py || { echo "benchmarks/ has nothing to run yet"; exit 1; }
-	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
+	$(BIN)/python -m benchmarks.store --out results/bench-store.json
 
+# Long runs whose short forms are in `make test`; about half an hour.
 soak: $(READY)
-	@test -f benchmarks/soak.py || { echo "benchmarks/soak.py does not exist yet"; exit 1; }
-	$(BIN)/python -m benchmarks.soak $(SOAK_FLAGS)
+	$(BIN)/python -m tests.soak.kill --kills 200 --out results/soak-store.json
+	$(BIN)/python -m tests.soak.isolation --tries 100000 --out results/soak-store.json
+	$(BIN)/python -m tests.soak.keys --keys 1000000 --out results/soak-store.json
 
 clean:
 	rm -rf .venv .venv-latest build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

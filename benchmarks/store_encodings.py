@@ -85,7 +85,7 @@ def main() -> None:
     found = {
         "command": f"python benchmarks/store_encodings.py {chosen.model.name}", "texts": len(kls["raw"]),
         "cached_tokens": TOKENS, "scored_tokens": SCORED, "torch": torch.__version__,
-        **{name: {"mean_kl": statistics.fmean(kls[name]), "top1": round(statistics.fmean(same[name]), 4)} for name in kls},
+        **{n: {"mean_kl": statistics.fmean(kls[n]), "top1": round(statistics.fmean(same[n]), 4)} for n in kls},
     }  # fmt: skip
     chosen.out.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))

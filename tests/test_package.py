@@ -25,8 +25,12 @@ def dotted(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else "?"
 
 
-def findings(source: str) -> list[str]:
-    """What the package's source may not contain, with line numbers."""
+# Tests that the package ships for stores of others; they check a store, not input.
+SHIPPED_TESTS = {"kvcomm/store/testing.py"}
+
+
+def findings(source: str, asserts: bool = False) -> list[str]:
+    """What the package's source may not contain, with line numbers; ``asserts`` lets assert statements be."""
     found = []
     for node in ast.walk(ast.parse(source)):
         names: list[str] = []
@@ -34,7 +38,7 @@ def findings(source: str) -> list[str]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = [node.module or ""] + [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Assert):
+        elif isinstance(node, ast.Assert) and not asserts:
             found.append(f"{node.lineno}: assert vanishes under python -O; raise an error of kvcomm.errors")
         elif isinstance(node, ast.Call):
             target = dotted(node.func)
@@ -50,7 +54,8 @@ def findings(source: str) -> list[str]:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_source_has_nothing_that_executes_data_and_no_assert(path: Path) -> None:
-    assert findings(path.read_text(encoding="utf-8")) == []
+    shipped_test = path.relative_to(ROOT).as_posix() in SHIPPED_TESTS
+    assert findings(path.read_text(encoding="utf-8"), asserts=shipped_test) == []
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from kvcomm.anchors.book import OffsetBook
 from kvcomm.anchors.pool import BasePool
 from kvcomm.anchors.saved import add_to, load_from
 from kvcomm.anchors.stored import StoredPool
-from kvcomm.errors import FingerprintMismatch, InvalidInput, PromptTooLong, StoreError
+from kvcomm.errors import FingerprintMismatch, InvalidInput, KVCommError, PromptTooLong, StoreError
 from kvcomm.hf.agent import Agent
 from kvcomm.hf.arguments import Clock, check_generate_arguments, stop_tokens
 from kvcomm.hf.backend import HFBackend
@@ -30,6 +31,9 @@ from kvcomm.reuse.run import keep, keep_reply, observe, prepare
 from kvcomm.reuse.splice import cut
 from kvcomm.store.base import Store
 from kvcomm.types import Namespace, Segment
+
+
+log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -215,7 +219,10 @@ class Engine:
         end = next((n for n, token in enumerate(token_ids) if token in stops), len(token_ids))
         segment = Segment(token_ids[:end])
         if self.learn:
-            self._after(prefilled, segment, label)
+            try:
+                self._after(prefilled, segment, label)
+            except KVCommError as error:  # the answer is there; what could not be kept or learned costs reuse only
+                log.warning("nothing was kept or learned from a call: %s", error)
         return Reply(
             text=str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True)),
             token_ids=token_ids,
