@@ -32,7 +32,6 @@ from kvcomm.reuse.splice import cut
 from kvcomm.store.base import Store
 from kvcomm.types import Namespace, Segment
 
-
 log = logging.getLogger(__name__)
 
 
