@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from kvcomm import rope
 from kvcomm.errors import UnsupportedModel
+from kvcomm.hf import attention
 from kvcomm.rope import RopeSpec
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -49,7 +50,7 @@ def text_config(model: PreTrainedModel) -> Any:
     if getattr(config, "num_kv_shared_layers", 0):
         raise UnsupportedModel(f"{name} shares KV between layers (num_kv_shared_layers): not handled")
     implementation = getattr(config, "_attn_implementation", None)
-    if implementation not in _ATTENTION:
+    if implementation not in (*_ATTENTION, attention.NAME):  # the latter: sdpa, while another thread runs a pass
         raise UnsupportedModel(
             f"attention {implementation!r} cannot recompute chosen positions under a mask; load the model with "
             f"attn_implementation='sdpa' (or one of {', '.join(_ATTENTION)})"

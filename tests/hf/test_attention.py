@@ -151,6 +151,20 @@ def test_passes_of_two_threads_overlap() -> None:
     assert backend.model.config._attn_implementation == "sdpa"
 
 
+def test_a_backend_can_be_built_while_another_thread_runs_a_pass() -> None:
+    backend = backend_of(FAMILIES["llama"]())
+    built: list[HFBackend] = []
+    current = attention.Pass(torch.tensor([3, 4]), backend.spec.windows, torch.float32)
+    with attention.over(backend.model, backend.model.config, current):
+        thread = threading.Thread(target=lambda: built.append(backend_of(backend.model)))
+        thread.start()
+        thread.join()
+        assert backend.model.config._attn_implementation == attention.NAME
+    assert built[0].grouped
+    assert built[0].spec.fingerprint == backend.spec.fingerprint
+    assert backend.model.config._attn_implementation == "sdpa"
+
+
 def test_softcapped_models_keep_their_own_path() -> None:
     types = ["sliding_attention", "full_attention", "sliding_attention"]
     backend = backend_of(
