@@ -97,12 +97,8 @@ def cases() -> Iterator[Case]:
 
 def launch_of(case: Case, layers: int = LAYERS, device: str = "cpu", **to: bool) -> Launch:
     """The launch for a case. On the CPU its tensors are never read; contents are not set anywhere but in indices."""
-    dim, dtype, tokens, spare = (
-        case.head_dim,
-        DTYPES[case.dtype],
-        case.tokens,
-        19,
-    )  # a buffer longer than the segment, pages begun midway
+    dim, dtype, tokens = case.head_dim, DTYPES[case.dtype], case.tokens
+    spare = 19  # the buffer is longer than the segment, and pages are begun midway
     rope = LayerRope("default", (1.0,) * (case.rotary_dim // 2), 1.0, dim, case.interleaved)
     spec = RopeSpec((rope,) * layers)
 

@@ -12,7 +12,7 @@ from kvcomm.errors import InvalidInput
 from kvcomm.rope import ops
 from kvcomm.rope.launch import launches
 from kvcomm.rope.spec import RopeSpec
-from kvcomm.rope.view import FLOATS, AddedOffset, KVView, LinearMap, Scales
+from kvcomm.rope.view import FLOATS, AddedOffset, KVView, Layers, LinearMap, Scales
 
 
 def place(
@@ -123,8 +123,8 @@ def _check_apart(source: KVView, target: KVView, name: str) -> None:
                 )
 
 
-def _tensors(layers: Tensor | object) -> list[Tensor]:
-    return [layers] if isinstance(layers, Tensor) else list(layers)  # type: ignore[call-overload]
+def _tensors(layers: Layers) -> list[Tensor]:
+    return [layers] if isinstance(layers, Tensor) else list(layers)
 
 
 def _check_scales(base: KVView, scales: Scales) -> None:
