@@ -119,10 +119,11 @@ class EntryReader:
             source.readv([memoryview(start)], 0)
         self.head, self._frames = decode_header(self._preamble, bytes(start[PREAMBLE_BYTES:end]), self._cipher)
         found = self.head.key
-        if found.namespace.name != namespace or entry_name(found, keyring) != self._preamble.name.hex():
-            raise CorruptEntry(f"the file holds another entry than its name says, {found}; it is not used")
         if key is not None and found != key:
             raise CorruptEntry(f"the file holds {found} where {key} was looked for; it is not used")
+        named = entry_name(key or found, keyring)  # equal keys; the caller's has its digest already
+        if found.namespace.name != namespace or named != self._preamble.name.hex():
+            raise CorruptEntry(f"the file holds another entry than its name says, {found}; it is not used")
         self._room: tuple[memoryview, memoryview] | None = None
         self.name = self._preamble.name.hex()
         self.nbytes = source.size
