@@ -6,7 +6,9 @@ The reader works on anything that can fill buffers from an offset: a file, a soc
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -98,6 +100,40 @@ class EntryWriter:
         return [*buffers, memoryview(checksum(self._bound, part, buffers))]
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedHead:
+    """A file's first bytes and what they were found to say. ``segment`` is set if they hold all token ids."""
+
+    first: bytes
+    preamble: Preamble
+    cipher: EntryCipher | None
+    head: Head
+    frames: list[Frame]
+    segment: Segment | None = None
+
+
+class SeenHeads:
+    """The heads of the entries read last, at most 256. Where a file starts with the same 4,096 bytes as when it was
+    checked, and has the same length, the outcome is the same and parsing again would be in vain. Thread-safe."""
+
+    def __init__(self, limit: int = 256) -> None:
+        self._limit = limit
+        self._heads: dict[str, CheckedHead] = {}
+        self._lock = threading.Lock()
+
+    def find(self, key: CacheKey, first: bytes | bytearray, size: int) -> CheckedHead | None:
+        """What was found for ``key``, if the file still starts with those bytes."""
+        known = self._heads.get(key.digest)
+        return known if known is not None and known.first == first and known.preamble.file_bytes == size else None
+
+    def add(self, checked: CheckedHead) -> None:
+        """Remember one, and forget the oldest if there are too many."""
+        with self._lock:
+            self._heads[checked.head.key.digest] = checked
+            if len(self._heads) > self._limit:
+                del self._heads[next(iter(self._heads))]
+
+
 class EntryReader:
     """Reads one entry from a source. Making one checks preamble, header and token ids, and nothing of the layers.
 
@@ -106,34 +142,47 @@ class EntryReader:
     """
 
     def __init__(
-        self, source: Source, namespace: str, key: CacheKey | None = None, keyring: Keyring | None = None
-    ) -> None:
-        self._source = source
+        self, source: Source, namespace: str, key: CacheKey | None = None, keyring: Keyring | None = None,
+        seen: SeenHeads | None = None,
+    ) -> None:  # fmt: skip
+        self._source, self._seen = source, seen
         start = bytearray(min(source.size, FIRST_READ_BYTES))
         source.readv([memoryview(start)], 0)
-        self._preamble = decode_preamble(bytes(start[:PREAMBLE_BYTES]), source.size)
-        self._cipher = _cipher(self._preamble, namespace, keyring)
-        end = PREAMBLE_BYTES + self._preamble.header_bytes
-        if end > len(start):
-            start = bytearray(min(source.size, end))
-            source.readv([memoryview(start)], 0)
-        self.head, self._frames = decode_header(self._preamble, bytes(start[PREAMBLE_BYTES:end]), self._cipher)
-        found = self.head.key
-        if found.namespace.name != namespace or entry_name(found, keyring) != self._preamble.name.hex():
-            raise CorruptEntry(f"the file holds another entry than its name says, {found}; it is not used")
-        if key is not None and found != key:
-            raise CorruptEntry(f"the file holds {found} where {key} was looked for; it is not used")
+        known = None if seen is None or key is None else seen.find(key, start, source.size)
+        self._checked = known or self._check(bytes(start), namespace, key, keyring)
+        self._preamble, self._cipher = self._checked.preamble, self._checked.cipher
+        self.head, self._frames = self._checked.head, self._checked.frames
         self._room: tuple[memoryview, memoryview] | None = None
         self.name = self._preamble.name.hex()
         self.nbytes = source.size
 
+    def _check(self, first: bytes, namespace: str, key: CacheKey | None, keyring: Keyring | None) -> CheckedHead:
+        preamble = decode_preamble(first[:PREAMBLE_BYTES], self._source.size)
+        cipher = _cipher(preamble, namespace, keyring)
+        start, end = bytearray(first), PREAMBLE_BYTES + preamble.header_bytes
+        if end > len(start):
+            start = bytearray(min(self._source.size, end))
+            self._source.readv([memoryview(start)], 0)
+        head, placed = decode_header(preamble, bytes(start[PREAMBLE_BYTES:end]), cipher)
+        found = head.key
+        if key is not None and found != key:
+            raise CorruptEntry(f"the file holds {found} where {key} was looked for; it is not used")
+        named = entry_name(key or found, keyring)  # equal keys; the caller's has its digest already
+        if found.namespace.name != namespace or named != preamble.name.hex():
+            raise CorruptEntry(f"the file holds another entry than its name says, {found}; it is not used")
+        return CheckedHead(first, preamble, cipher, head, placed)
+
     def segment(self) -> Segment:
         """The token ids, compared with the content digest in the key. Raises CorruptEntry."""
+        if self._checked.segment is not None:
+            return self._checked.segment
         ids = torch.empty(self.head.tokens, dtype=torch.uint32)
         self._read(0, [ids])
         segment = Segment.from_bytes(bytes(buffer_of(ids)))
         if segment.digest != self.head.key.content:
             raise CorruptEntry(f"token ids do not have the digest {self.head.key.content[:16]}; the entry is not used")
+        if self._seen is not None and self._frames[1].offset <= len(self._checked.first):
+            self._seen.add(replace(self._checked, segment=segment))
         return segment
 
     def layer_into(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:

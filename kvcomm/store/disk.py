@@ -25,7 +25,7 @@ from kvcomm.store.base import (
 )
 from kvcomm.store.blobs import DEFAULT_DEADLINE_S, Blobs
 from kvcomm.store.blobs_disk import FileBlobs
-from kvcomm.store.codec import EntryReader, EntryWriter, entry_name
+from kvcomm.store.codec import EntryReader, EntryWriter, SeenHeads, entry_name
 from kvcomm.store.disk_handle import DiskHandle, FileSource, Leases, pin
 from kvcomm.store.encoding import encoding as known_encoding
 from kvcomm.store.eviction import UNLIMITED, FrequencyRecency, Limits, Policy, Quota, Usage
@@ -71,6 +71,7 @@ class DiskStore(Store):
         self._clock = clock
         self._tally = Tally()
         self._leases = Leases(max_handles)
+        self._seen = SeenHeads()
         self._untrusted: set[str] = set()
         deadline = Deadline(deadline_s)
         with trouble(f"opening {root}"):
@@ -133,7 +134,8 @@ class DiskStore(Store):
             return None
         try:
             status = os.fstat(fd)
-            reader = EntryReader(FileSource(self._files, fd, status.st_size), namespace, key, self._keyring)
+            source = FileSource(self._files, fd, status.st_size)
+            reader = EntryReader(source, namespace, key, self._keyring, self._seen)
             segment = reader.segment()
             if self._outlived(reader.head.expires_s, name, deadline):
                 self._files.close(fd)

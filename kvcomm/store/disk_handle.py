@@ -133,5 +133,10 @@ class Leases:
 
 
 def pin(fd: int, status: os.stat_result, lease_s: float) -> None:
-    """Write the lease's end into an open, locked file's access time, for evictors in other processes."""
-    os.utime(fd, ns=(int((time.time() + lease_s) * 1e9), status.st_mtime_ns))
+    """Write the lease's end into an open, locked file's access time, for evictors in other processes.
+
+    Twice the lease is written, and nothing if enough is written already, so that a hot entry costs one write a lease.
+    """
+    end = time.time() + lease_s
+    if status.st_atime < end:
+        os.utime(fd, ns=(int((end + lease_s) * 1e9), status.st_mtime_ns))

@@ -14,6 +14,7 @@ import random
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -70,8 +71,11 @@ def check_limits(store: TieredStore) -> None:
             raise RuntimeError(f"{tier.name} holds {found.entries} entries, {found.nbytes} bytes; limit {most}")
 
 
-def run(folder: Path, keys: int, samples: int = 50) -> dict[str, object]:
-    """Put ``keys`` keys, with gets, pins that are forgotten, renewals and deletions between."""
+def run(
+    folder: Path, keys: int, samples: int = 50, tell: Callable[[dict[str, object]], None] = lambda found: None
+) -> dict[str, object]:
+    """Put ``keys`` keys, with gets, pins that are forgotten, renewals and deletions between; tells how it stands."""
+    found: dict[str, object] = {}
     chance = random.Random(5)
     quota = Quota(max_entries=TENANT_ENTRIES)
     disk = DiskStore(folder, max_entries=DISK_ENTRIES, max_bytes=4 << 20, quota=quota, durable=False, max_handles=64)
@@ -97,13 +101,15 @@ def run(folder: Path, keys: int, samples: int = 50) -> dict[str, object]:
             store.delete_group(TENANTS[number % 4], f"g{number % 50}")
         if (number + 1) % max(1, keys // samples) == 0:
             seen.append(measure(folder) | {"keys": number + 1})
+            found = {
+                "keys": number + 1, "hits": hits, "refused": refused, "seconds": round(time.monotonic() - began, 1),
+                "limits_exceeded": 0, "first": seen[len(seen) // 10], "last": seen[-1], "growth": growth(seen),
+                "most": {name: max(s[name] for s in seen) for name in seen[0]},
+            }  # fmt: skip
+            tell(found)
     taken.clear()
     store.close()
-    return {
-        "keys": keys, "hits": hits, "refused": refused, "seconds": round(time.monotonic() - began, 1),
-        "limits_exceeded": 0, "first": seen[len(seen) // 10], "last": seen[-1], "growth": growth(seen),
-        "most": {name: max(s[name] for s in seen) for name in seen[0]},
-    }  # fmt: skip
+    return found
 
 
 def look(store: Store, number: int, taken: list[Handle | None], chance: random.Random) -> bool:
@@ -124,7 +130,7 @@ def growth(seen: list[dict[str, int]]) -> dict[str, float]:
     """Largest value of the last half over the largest of the first half, once a tenth is past."""
     settled = seen[len(seen) // 10 :]
     early, late = settled[: len(settled) // 2], settled[len(settled) // 2 :]
-    return {name: round(max(s[name] for s in late) / max(1, *(s[name] for s in early)), 3) for name in seen[0]}
+    return {name: round(max(s[name] for s in late) / max([1, *(s[name] for s in early)]), 3) for name in seen[0]}
 
 
 def main() -> None:
@@ -136,8 +142,8 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
-        found = run(Path(folder) / "store", chosen.keys)
-    record(chosen.out, "keys", f"python -m tests.soak.keys --keys {chosen.keys}", found)
+        command = f"python -m tests.soak.keys --keys {chosen.keys}"
+        run(Path(folder) / "store", chosen.keys, tell=lambda found: record(chosen.out, "keys", command, found))
 
 
 if __name__ == "__main__":

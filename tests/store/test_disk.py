@@ -106,7 +106,7 @@ def test_another_store_respects_pins_until_the_lease_ends(tmp_path: Path) -> Non
         assert handle is not None
         with pytest.raises(StoreUnavailable):
             second.put(*sample(1))
-        time.sleep(0.21)
+        time.sleep(0.41)
         assert second.put(*sample(1)).stored
 
 
