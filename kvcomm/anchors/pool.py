@@ -6,9 +6,13 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kvcomm.anchors.index import Neighbour, NeighbourIndex
 from kvcomm.errors import InvalidInput
 from kvcomm.keys import CacheKey, Recipe
 from kvcomm.types import ModelFingerprint, Namespace, Segment, SegmentKV, digest_fields
+
+MIN_INDEXED = 16
+"""Shorter texts, in tokens, are cheaper to compute than to find a neighbour of."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +52,7 @@ class BasePool:
         self._changes = 0
         self._entries: OrderedDict[CacheKey, Base] = OrderedDict()
         self._by_content: dict[str, dict[Recipe, CacheKey]] = {}
+        self._index = NeighbourIndex()
 
     def put(self, segment: Segment, recipe: Recipe, kv: SegmentKV) -> bool:
         """Add a base unless its key is held already (the first put wins); evict old ones to make room.
@@ -67,6 +72,8 @@ class BasePool:
             self.evicted += 1
         self._entries[key] = Base(segment, recipe, kv)
         self._by_content.setdefault(segment.digest, {})[recipe] = key
+        if len(segment) >= MIN_INDEXED:
+            self._index.add(segment)
         self.nbytes += kv.nbytes
         self._changes += 1
         return True
@@ -84,6 +91,19 @@ class BasePool:
                 self._entries.move_to_end(key)
                 found.append(base)
         return found
+
+    def neighbours(self, segment: Segment, count: int, least: float) -> list[Neighbour]:
+        """Up to ``count`` texts of which a base is held, here or in the parent, that look nearly like this one.
+
+        The nearest first; ``least`` is the smallest cosine (kvcomm.anchors.index). Texts of fewer than MIN_INDEXED
+        tokens neither have neighbours nor are any.
+        """
+        if len(segment) < MIN_INDEXED:
+            return []
+        found = self._index.nearest(segment, count, least)
+        if self.parent is not None:
+            found += [n for n in self.parent.neighbours(segment, count, least) if n.segment not in self._index]
+        return sorted(found, key=lambda neighbour: -neighbour.cosine)[:count]
 
     def forget(self, segment: Segment) -> int:
         """Drop every base of this content here; returns how many."""
@@ -122,3 +142,4 @@ class BasePool:
         del recipes[base.recipe]
         if not recipes:
             del self._by_content[base.segment.digest]
+            self._index.remove(base.segment)

@@ -19,7 +19,8 @@ class StoredPool(BasePool):
     """A BasePool whose bases are also put into a store, and come back from it.
 
     What the store holds is listed once, and again at ``refresh``. A fault of the store costs reuse and nothing else: it
-    is counted in ``faults`` and logged, and the text is computed.
+    is counted in ``faults`` and logged, and the text is computed. Neighbours are found among the texts in memory alone:
+    the store lists keys, and a key does not tell token ids.
 
     Args:
         device: where bases are used.

@@ -332,12 +332,12 @@ class Engine:
             )
         plan = policy.plan(prompt, self.pool, self.book)
         if self._teaches and isinstance(policy, Reuse) and plan.counts.approximate:
-            known = sum(
-                part.stop - part.start
-                for part in plan.parts
-                if part.action == "approximate" and self.book.calls(part.part.label) >= policy.learn_first
-            )
-            if 2 * known < plan.counts.approximate:
+            teachers = [
+                p for p in plan.parts if p.action == "approximate" and p.match is None
+            ]  # a near base shows none
+            total = sum(p.stop - p.start for p in teachers)
+            known = sum(p.stop - p.start for p in teachers if self.book.calls(p.part.label) >= policy.learn_first)
+            if 2 * known < total:
                 exact = Exact().plan(prompt, self.pool, self.book)
                 return replace(exact, why=f"dense, to learn offsets (the first {policy.learn_first} calls of a place)")
         return plan

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+from kvcomm.anchors.match import Match
 from kvcomm.anchors.pool import Base
 from kvcomm.anchors.statistics import Pair
 from kvcomm.reuse.prompt import Part, Prompt
@@ -22,7 +23,8 @@ class TokenCounts:
         exact: reused, computed for the same tokens from position 0.
         approximate: reused from a base of another context.
         recomputed: of a reused segment but run through the model again.
-        new: never computed before; the prompt's last token is always computed and counts as recomputed or new.
+        new: never computed before, or without a counterpart in the nearly equal text that a base is of. The prompt's
+            last token is always computed and counts as recomputed or new.
     """
 
     exact: int
@@ -45,6 +47,7 @@ class PartPlan:
         base: the KV it is spliced from, or None when it is computed.
         pair: the offset that applies, for approximate reuse.
         recompute: positions in the prompt, increasing, that are computed again although a base is held.
+        match: for a base made of a nearly equal text's, how the two texts stand to each other.
         why: one phrase for people.
     """
 
@@ -55,16 +58,24 @@ class PartPlan:
     base: Base | None = None
     pair: Pair | None = None
     recompute: tuple[int, ...] = ()
+    match: Match | None = None
 
     @property
     def stop(self) -> int:
         """Position after its last token."""
         return self.start + len(self.part.segment)
 
-    @property
+    @cached_property
+    def absent(self) -> Sequence[int]:
+        """Positions for which no KV is held, increasing: always computed, and never attended to before that."""
+        if self.action == "new":
+            return range(self.start, self.stop)
+        return tuple(self.start + n for n in self.match.absent) if self.match is not None else ()
+
+    @cached_property
     def computed(self) -> Sequence[int]:
-        """Positions that go through the model."""
-        return range(self.start, self.stop) if self.action == "new" else self.recompute
+        """Positions that go through the model, increasing."""
+        return sorted({*self.absent, *self.recompute}) if self.recompute else self.absent
 
 
 @dataclass(frozen=True)
@@ -81,15 +92,14 @@ class Plan:
     extra_tokens: float = 0.0
 
     def recomputing(self, positions: Sequence[int], extra_tokens: float) -> Plan:
-        """This plan with the given positions of its approximate parts computed again."""
-        chosen = sorted(set(positions))
-        parts = tuple(
-            replace(part, recompute=tuple(p for p in chosen if part.start <= p < part.stop))
-            if part.action == "approximate"
-            else part
-            for part in self.parts
-        )
-        return replace(self, parts=parts, extra_tokens=extra_tokens)
+        """This plan with the given positions of its approximate parts computed again, besides those that are anyway."""
+        parts = []
+        for part in self.parts:
+            if part.action == "approximate":
+                within = {p for p in positions if part.start <= p < part.stop}
+                part = replace(part, recompute=tuple(sorted((within | {*part.recompute}) - {*part.absent})))
+            parts.append(part)
+        return replace(self, parts=tuple(parts), extra_tokens=extra_tokens)
 
     @cached_property
     def computed(self) -> tuple[int, ...]:
@@ -104,8 +114,9 @@ class Plan:
         computed = set(self.computed)
         kinds = {"exact": 0, "approximate": 0, "recomputed": 0, "new": 0}
         for part in self.parts:
+            absent = set(part.absent)
             for p in range(part.start, part.stop):
-                kinds["new" if part.action == "new" else "recomputed" if p in computed else part.action] += 1
+                kinds["new" if p in absent else "recomputed" if p in computed else part.action] += 1
         return TokenCounts(**kinds)
 
     @property
@@ -121,7 +132,7 @@ class Plan:
     def exact_until(self) -> int:
         """Position up to which every token's KV is exact once the plan has run."""
         for part in self.parts:
-            if part.action == "approximate" and len(part.recompute) < part.stop - part.start:
+            if part.action == "approximate" and len(part.computed) < part.stop - part.start:
                 return part.start
         return len(self.prompt)
 

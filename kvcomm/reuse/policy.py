@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from kvcomm.anchors.book import OffsetBook
@@ -10,6 +10,7 @@ from kvcomm.anchors.pool import Base, BasePool
 from kvcomm.anchors.statistics import Pair
 from kvcomm.errors import InvalidInput
 from kvcomm.keys import Origin
+from kvcomm.reuse.near import check_near, nearest
 from kvcomm.reuse.plan import PartPlan, Plan
 from kvcomm.reuse.prompt import Part, Prompt
 from kvcomm.reuse.select import Leading, Selection
@@ -80,6 +81,12 @@ class Reuse:
         select: tokens to recompute in each approximately reused segment.
         dense_above: when more than this share of the tokens outside the exact head must be computed anyway, all are.
         learn_first: while learning, the first so many calls at a place are computed densely: only they show offsets.
+        near: share of tokens that a text of which no base is held must have in common with one of which there is, for
+            that one's KV to be reused where the two are equal (kvcomm.reuse.near); 1 turns it off.
+        after_edit: tokens in common that are computed again behind each place where such texts differ.
+
+    Raises:
+        InvalidInput: ``near`` is not above 0 and up to 1, or ``after_edit`` is below 0.
     """
 
     origins: tuple[tuple[Origin, ...], ...] = (("prompt", "decode"), ("isolated",))
@@ -87,6 +94,11 @@ class Reuse:
     select: Selection = field(default_factory=lambda: Leading(16))
     dense_above: float = 0.7
     learn_first: int = 2
+    near: float = 0.8
+    after_edit: int = 4
+
+    def __post_init__(self) -> None:
+        check_near(self.near, self.after_edit)
 
     def plan(self, prompt: Prompt, pool: BasePool, book: OffsetBook) -> Plan:
         parts = exact_head(prompt, pool)
@@ -111,8 +123,16 @@ class Reuse:
         if not len(part.segment):
             return PartPlan(part, start, "exact", "empty")
         base = self.choose(pool.bases(part.segment))
-        if base is None:
+        if base is not None:
+            return self._held(part, start, base)
+        found = nearest(part.segment, pool, self.near, self.choose)
+        if found is None:
             return _new(part, start, "no base held for this text")
+        held = self._held(part, start, found.base)
+        again = tuple(start + n for n in found.match.after_edits(self.after_edit))
+        return replace(held, why=f"{found.match}, {held.why}", recompute=again, match=found.match)
+
+    def _held(self, part: Part, start: int, base: Base) -> PartPlan:
         pair = Pair(base.recipe.origin, base.recipe.context, part.label) if self.offsets else None
         where = f"{base.recipe.origin} of {base.recipe.context}" if base.recipe.context else base.recipe.origin
         return PartPlan(part, start, "approximate", f"base from {where}", base, pair)
@@ -139,6 +159,7 @@ class Balanced(Reuse):
     select: Selection = field(default_factory=lambda: Leading(8))
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.max_kl > 0 or self.learn_first < 0:
             raise InvalidInput(
                 f"max_kl is {self.max_kl} and learn_first {self.learn_first}; give a KL above 0 nats and calls from 0"

@@ -28,6 +28,5 @@ class Attended(ByScore):
         run = sorted({*scene.new, *question})
         attention = scene.backend.attended(scene.buffer, [prompt.token_ids[p] for p in run], run, question)
         received = attention.mean(0)[list(scene.approximate)]
-        if last.action == "approximate":
-            received[-len(question) :] = _CERTAIN
+        received[[n for n, p in enumerate(scene.approximate) if p >= last.start]] = _CERTAIN
         return Score(received, extra_tokens=float(len(run)))

@@ -25,7 +25,9 @@ class PredictedError(ByScore):
             if part.action != "approximate" or part.base is None:
                 continue
             if errors is None:
-                found.append(1.0 / torch.arange(1, part.stop - part.start + 1, dtype=torch.float64))
+                expected = 1.0 / torch.arange(1, part.stop - part.start + 1, dtype=torch.float64)
             else:
-                found.append(errors.expect(part.pair, part.base.kv).double().cpu())
+                expected = errors.expect(part.pair, part.base.kv).double().cpu()
+            held = sorted({*range(part.start, part.stop)} - {*part.absent})
+            found.append(expected[[p - part.start for p in held]])
         return Score(torch.cat(found) if found else torch.zeros(0))

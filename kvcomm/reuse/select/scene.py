@@ -17,7 +17,7 @@ class Scene:
 
     Attributes:
         plan: its parts say what is exact, approximate or new.
-        buffer: KV at every position but those of new parts, which hold nothing of use; its length is the prompt's. A
+        buffer: KV at every position but the new ones, which hold nothing of use; its length is the prompt's. A
             selection may write KV of fresh passes into it.
         book: the learned offsets, for their predicted errors.
     """
@@ -29,16 +29,15 @@ class Scene:
 
     @cached_property
     def approximate(self) -> tuple[int, ...]:
-        """Positions of approximate parts, increasing: those among which a selection chooses."""
-        return self._of("approximate")
+        """Positions of approximate parts that hold KV, increasing: those among which a selection chooses."""
+        new = set(self.new)
+        parts = (part for part in self.plan.parts if part.action == "approximate")
+        return tuple(p for part in parts for p in range(part.start, part.stop) if p not in new)
 
     @cached_property
     def new(self) -> tuple[int, ...]:
-        """Positions that hold nothing yet, increasing."""
-        return self._of("new")
-
-    def _of(self, action: str) -> tuple[int, ...]:
-        return tuple(p for part in self.plan.parts if part.action == action for p in range(part.start, part.stop))
+        """Positions that hold nothing yet, increasing: those of new parts, and some of nearly equal ones."""
+        return tuple(p for part in self.plan.parts for p in part.absent)
 
 
 @dataclass(frozen=True)
