@@ -155,18 +155,19 @@ def compile_one(case: Case, target: str) -> Result:
     launch = launch_of(case, hip=backend == "hip")
     constants: dict[str, Any] = dict(launch.constants)
     signature, attributes = {}, {}
-    for name in launch.kernel.arg_names:
+    for parameter in launch.kernel.params:
+        name, specialised = parameter.name, not parameter.do_not_specialize
         value = launch.arguments.get(name)
         if isinstance(value, torch.Tensor):
             signature[name] = "*" + TYPES[value.dtype]
             divisible = value.data_ptr() % 16 == 0
-        elif name in constants or value == 1:
+        elif name in constants or (value == 1 and specialised):
             signature[name] = "constexpr"
             constants.setdefault(name, 1)
             divisible = False
         else:
             signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"  # type: ignore[operator]
-            divisible = value % 16 == 0  # type: ignore[operator]
+            divisible = specialised and value % 16 == 0  # type: ignore[operator]
         if divisible:
             attributes[(launch.kernel.arg_names.index(name),)] = [["tt.divisibility", 16]]
     source = ASTSource(launch.kernel, signature=signature, constexprs=constants, attrs=attributes)

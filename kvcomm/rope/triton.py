@@ -115,7 +115,8 @@ def turn(first, second, c, s, table):
     )
 
 
-@triton.jit
+# One compiled kernel for all lengths: Triton would make others for a count of 1 and for multiples of 16.
+@triton.jit(do_not_specialize=["count", "in_start", "out_start", "skip", "heads_each"])
 def move_kernel(
     keys, values, in_layers, in_table, in_start, in_block, in_head, in_token, in_dim,
     key_scale, value_scale,

@@ -33,7 +33,7 @@ def _weights(
     return tl.load(weights + at, mask=(i < D)[:, None] & (j < STOP)[None, :], other=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "in_start", "out_start", "skip"])
 def move_linear_kernel(
     keys, values, in_layers, in_table, in_start, in_block, in_head, in_token, in_dim,
     key_scale, value_scale,
