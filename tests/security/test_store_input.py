@@ -104,7 +104,7 @@ def test_checks_hold_without_asserts(tmp_path: Path) -> None:
         store.put(*sample(1))
     (path,) = (p for p in (tmp_path / "entries").rglob("*") if p.is_file())
     good = path.read_bytes()
-    path.write_bytes((good[:1100] + pickle.dumps(Boom())).ljust(len(good), b"\0")[: len(good)])
+    path.write_bytes((good[:700] + pickle.dumps(Boom())).ljust(len(good), b"\0")[: len(good)])
     code = (
         "import sys\nfrom kvcomm.errors import CorruptEntry\nfrom kvcomm.store import DiskStore\n"
         "from kvcomm.keys import CacheKey, Recipe\nfrom kvcomm.types import *\n"
