@@ -82,7 +82,7 @@ class Reuse:
         dense_above: when more than this share of the tokens outside the exact head must be computed anyway, all are.
         learn_first: while learning, the first so many calls at a place are computed densely: only they show offsets.
         near: share of tokens that a text of which no base is held must have in common with one of which there is, for
-            that one's KV to be reused where the two are equal (kvcomm.reuse.near); 1 turns it off.
+            that one's KV to be reused where the two are equal (kvcomm.reuse.near); 0.8 is sensible, 1 turns it off.
         after_edit: tokens in common that are computed again behind each place where such texts differ.
 
     Raises:
@@ -94,7 +94,7 @@ class Reuse:
     select: Selection = field(default_factory=lambda: Leading(16))
     dense_above: float = 0.7
     learn_first: int = 2
-    near: float = 0.8
+    near: float = 1.0
     after_edit: int = 4
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from tests.hf.engines import GREEDY, bases, engine_of, state, two_agents
 
 TASK = "Return the two largest numbers of a list, without sorting the list first."
 NEARLY = TASK.replace("two", "ten").replace("numbers", "integers")
-FAST = Fast(learn_first=0, dense_above=1.0)
+FAST = Fast(near=0.8, learn_first=0, dense_above=1.0)
 
 
 def taught(policy: Reuse = FAST) -> Engine:
@@ -38,7 +38,7 @@ def test_the_reply_says_what_was_reused_and_why() -> None:
 def test_everything_recomputed_is_the_dense_answer() -> None:
     engine = taught()
     writer, reply = engine.agents["writer"], Segment(tuple(range(30, 50)))
-    everything = Reuse(select=Leading(10**6), dense_above=1.0, learn_first=0)
+    everything = Reuse(near=0.8, select=Leading(10**6), dense_above=1.0, learn_first=0)
     near, plan = writer.force(reply, task=NEARLY, policy=everything)
     dense, _ = writer.force(reply, task=NEARLY, policy=Dense())
     assert any(part.match is not None for part in plan.parts) and plan.counts.approximate == 0
@@ -53,7 +53,7 @@ def test_near_off_computes_the_text() -> None:
 
 def test_texts_that_are_always_near_do_not_keep_a_place_learning() -> None:
     """Such a text shows no offset when it is computed densely, so nothing waits for it."""
-    engine = engine_of(policy=Balanced(dense_above=1.0))
+    engine = engine_of(policy=Balanced(near=0.8, dense_above=1.0))
     writer, _ = two_agents(engine)
     whys = []
     for number in range(5):

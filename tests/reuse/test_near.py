@@ -63,7 +63,7 @@ def plan_of(policy: Policy, pool: BasePool | None = None, middle: tuple[int, ...
 
 
 def test_the_plan_by_hand() -> None:
-    plan = plan_of(Fast(dense_above=1.0))
+    plan = plan_of(Fast(near=0.8, dense_above=1.0))
     part = plan.parts[1]
     assert part.action == "approximate" and part.match is not None and part.base is not None
     assert (tuple(part.absent), part.recompute) == (ABSENT, AFTER)
@@ -73,12 +73,12 @@ def test_the_plan_by_hand() -> None:
     counts = plan.counts  # head and tail are new
     assert (counts.exact, counts.approximate, counts.recomputed, counts.new) == (0, 49, 8, 12 + 2 + 6)
     assert plan.exact_until == 12 and "8 recomputed" in str(plan)
-    assert plan_of(Fast(after_edit=1)).parts[1].recompute == (34, 58)
-    assert plan_of(Fast(after_edit=0)).parts[1].recompute == ()
+    assert plan_of(Fast(near=0.8, after_edit=1)).parts[1].recompute == (34, 58)
+    assert plan_of(Fast(near=0.8, after_edit=0)).parts[1].recompute == ()
 
 
 def test_positions_chosen_come_on_top() -> None:
-    plan = plan_of(Fast()).recomputing((14, 32, 35, 200), 1.5)
+    plan = plan_of(Fast(near=0.8)).recomputing((14, 32, 35, 200), 1.5)
     assert plan.parts[1].recompute == (14, *AFTER)
     assert plan.parts[1].computed == sorted((14, *ABSENT, *AFTER))
     assert plan.counts.total == len(plan.prompt) and plan.extra_tokens == 1.5
@@ -99,7 +99,7 @@ def test_how_near_is_a_field() -> None:
 def test_a_base_of_its_own_comes_first() -> None:
     pool, backend = pool_of(), backend_of("llama")
     pool.put(Segment(NEW), RECIPE, captured(backend, (), NEW))
-    part = plan_of(Fast(), pool).parts[1]
+    part = plan_of(Fast(near=0.8), pool).parts[1]
     assert part.match is None and not part.absent and part.action == "approximate"
 
 
@@ -110,7 +110,7 @@ def test_exact_reuse_never_takes_a_near_text() -> None:
     head = Segment(HEAD)
     pool.put(head, Recipe("prompt", "a/#0", prompt_of().preceding[0], True), captured(backend_of("llama"), (), HEAD))
     assert [part.action for part in plan_of(policies.Exact(), pool).parts] == ["exact", "new", "new"]
-    assert [part.action for part in plan_of(Fast(), pool).parts] == ["exact", "approximate", "new"]
+    assert [part.action for part in plan_of(Fast(near=0.8), pool).parts] == ["exact", "approximate", "new"]
 
 
 def test_the_nearest_of_several_is_taken() -> None:
@@ -124,13 +124,13 @@ def test_namespaces_and_parents() -> None:
     parent = pool_of()
     child = BasePool(parent.namespace, parent.fingerprint, parent=parent)
     other = BasePool(Namespace("b"), parent.fingerprint)
-    assert plan_of(Fast(), child).parts[1].action == "approximate"
-    assert plan_of(Fast(), other).parts[1].action == "new"
+    assert plan_of(Fast(near=0.8), child).parts[1].action == "approximate"
+    assert plan_of(Fast(near=0.8), other).parts[1].action == "new"
     before = parent.digest(), parent.version, len(parent)
-    plan_of(Fast(), child)
+    plan_of(Fast(near=0.8), child)
     assert (parent.digest(), parent.version, len(parent)) == before and len(child) == 0
     parent.forget(Segment(OLD))
-    assert plan_of(Fast(), child).parts[1].action == "new"
+    assert plan_of(Fast(near=0.8), child).parts[1].action == "new"
 
 
 @settings(max_examples=40, deadline=None)
@@ -166,7 +166,9 @@ def test_gathering_refuses_a_match_of_other_texts() -> None:
 def test_what_is_computed_is_what_plain_torch_computes(family: str) -> None:
     """Splice by hand, recompute one token at a time behind an ordinary cache: the same logits and KV."""
     backend, pool = backend_of(family), pool_of(family)
-    plan, buffer = prepare(backend, plan_of(Fast(dense_above=1.0), pool), Fast(dense_above=1.0), book_of(pool), 0)
+    plan, buffer = prepare(
+        backend, plan_of(Fast(near=0.8, dense_above=1.0), pool), Fast(near=0.8, dense_above=1.0), book_of(pool), 0
+    )
     ids, start = plan.prompt.token_ids, buffer.length
     logits = backend.forward(buffer, ids[start:], range(start, len(ids)), logits=1)[-1]
 
@@ -203,7 +205,7 @@ SELECTIONS: list[Selection] = [
 def test_what_is_absent_is_never_seen_before_it_is_computed(select: Selection, monkeypatch: pytest.MonkeyPatch) -> None:
     """With NaN in the place of what has no counterpart, every KV and logit comes out as without."""
     backend, pool = backend_of("llama"), pool_of()
-    policy = Reuse(select=select, dense_above=1.0)
+    policy = Reuse(near=0.8, select=select, dense_above=1.0)
     results = []
     for poisoned in (False, True):
         if poisoned:
@@ -239,7 +241,7 @@ def test_all_recomputed_equals_dense(seed: int, edits: int, some: bool) -> None:
         middle[at : at + random.randrange(3)] = [random.randrange(3, 128) for _ in range(random.randrange(3))]
     length = len(HEAD) + len(middle) + len(TAIL)
     chosen = tuple(p for p in range(length) if not some or random.random() < 0.3)
-    policy = Reuse(select=Chosen(chosen), dense_above=1.0)
+    policy = Reuse(near=0.8, select=Chosen(chosen), dense_above=1.0)
     plan, buffer = prepare(backend, plan_of(policy, pool, tuple(middle)), policy, book_of(pool), 0)
     part, counts = plan.parts[1], plan.counts
     assert counts.total == length == len(plan.prompt)
@@ -257,14 +259,14 @@ def test_all_recomputed_equals_dense(seed: int, edits: int, some: bool) -> None:
 
 def test_where_little_would_be_saved_all_is_dense() -> None:
     backend, pool = backend_of("llama"), pool_of()
-    policy = Fast(dense_above=0.2)
+    policy = Fast(near=0.8, dense_above=0.2)
     plan, _ = prepare(backend, plan_of(policy, pool), policy, book_of(pool), 0)
     assert plan.counts.new == len(plan.prompt) and plan.parts[1].match is None and "dense" in plan.why
 
 
 def test_no_copy_of_a_copy_is_kept() -> None:
     backend, pool = backend_of("llama"), pool_of()
-    policy = Fast(dense_above=1.0)
+    policy = Fast(near=0.8, dense_above=1.0)
     plan, buffer = prepare(backend, plan_of(policy, pool), policy, book_of(pool), 0)
     ids = plan.prompt.token_ids
     backend.forward(buffer, ids[buffer.length :], range(buffer.length, len(ids)), logits=0)
@@ -274,13 +276,13 @@ def test_no_copy_of_a_copy_is_kept() -> None:
 
 @pytest.mark.parametrize("middle", [(), (7,), (7,) * 60, tokens(60, 30), OLD[:20], (*OLD, *OLD)], ids=len)
 def test_texts_that_are_not_near(middle: tuple[int, ...]) -> None:
-    part = plan_of(Fast(), middle=middle).parts[1]
+    part = plan_of(Fast(near=0.8), middle=middle).parts[1]
     assert part.match is None and part.action == ("new" if middle else "exact")
 
 
 def test_a_part_with_nothing_left_to_take_over() -> None:
     """Every token in common stands behind an edit: all are computed, none counts as reused."""
-    policy = Fast(after_edit=100, dense_above=1.0)
+    policy = Fast(near=0.8, after_edit=100, dense_above=1.0)
     middle = OLD[1:]
     backend, pool = backend_of("llama"), pool_of()
     plan, buffer = prepare(backend, plan_of(policy, pool, middle), policy, book_of(pool), 0)
