@@ -11,7 +11,7 @@ from kvcomm import Engine
 from kvcomm.errors import InvalidInput
 from kvcomm.keys import Origin
 from kvcomm.reuse.policy import Balanced, Dense, Exact, Fast, Policy, Reuse
-from kvcomm.reuse.select import Attended, Deviation, Leading, PredictedError
+from kvcomm.reuse.select import Attended, Deviation, Leading, PredictedError, Product
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,13 @@ METHODS: dict[str, Method] = {
     "kvcomm-fast": Method(Fast(), "captured bases and learned offsets, nothing recomputed: Fast()"),
     "kvcomm-predicted": Method(
         Reuse(select=PredictedError(0.15)), "captured bases, offsets, the 15 % of largest predicted error recomputed"
+    ),
+    "kvcomm-attended": Method(
+        Reuse(select=Attended(0.20)), "captured bases, offsets, the 20 % that the closing request attends to most"
+    ),
+    "kvcomm-product": Method(
+        Reuse(select=Product(0.15, (PredictedError(0.15), Attended(0.15)))),
+        "captured bases, offsets, the 15 % of largest predicted error times attention recomputed",
     ),
     "oracle": Method(
         Reuse(select=TrueDeviation(0.15)), "captured bases, offsets, the 15 % truly furthest off recomputed; no TTFT"
