@@ -18,7 +18,7 @@ from eval.measure import Row, fill, measure, own_engines, register
 from eval.methods import methods as find_methods
 from eval.progress import stderr_console
 from eval.setting import Setting
-from eval.tasks import make_task
+from eval.tasks import TASKS, make_task
 from eval.topologies import TOPOLOGIES
 from eval.workload import Workload, build
 from kvcomm import Engine
@@ -29,7 +29,7 @@ app = typer.Typer(help="Compare methods on a task.", pretty_exceptions_enable=Fa
 
 @app.command()
 def run(
-    task: Annotated[str, typer.Option(help="Task by name.")] = "humaneval",
+    task: Annotated[str, typer.Option(help=f"One of {', '.join(TASKS)}, or the path of a .jsonl file.")] = "humaneval",
     topology: Annotated[str, typer.Option(help=f"One of {', '.join(TOPOLOGIES)}.")] = "full",
     agents: Annotated[int, typer.Option(help="How many agents.")] = 5,
     methods: Annotated[str, typer.Option(help="Comma-separated; dense and exact are always measured.")] = (
@@ -79,7 +79,7 @@ def run(
         for case in workload.measured:
             for row in measure(engine, workload, case, chosen, repeats, rounded, engines):
                 last = workload.nodes[-1].name
-                if execute and row["agent"] == last and row["method"] == "dense":
+                if row["agent"] == last and row["method"] == "dense":
                     row["score"] = source.score(case.problem, row["answer"])
                 rows.append(row)
                 progress.advance(step)
