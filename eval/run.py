@@ -55,9 +55,10 @@ def run(
             f"repeats {repeats} at least 1"
         )
     source = make_task(task, execute)
+    problems = source.problems()
     setting = Setting.load(model)
     workload = build(
-        source.problems(),
+        problems,
         TOPOLOGIES[topology],
         setting.tokenizer,
         agents=agents,
@@ -79,8 +80,10 @@ def run(
         for case in workload.measured:
             for row in measure(engine, workload, case, chosen, repeats, rounded, engines):
                 last = workload.nodes[-1].name
-                if row["agent"] == last and row["method"] == "dense":
-                    row["score"] = source.score(case.problem, row["answer"])
+                final = row["agent"] == last and row["method"] == "dense"
+                score = source.score(case.problem, row["answer"]) if final else None
+                if score is not None:
+                    row["score"] = score
                 rows.append(row)
                 progress.advance(step)
     if before != (engine.book.statistics.digest(), engine.pool.digest()):
