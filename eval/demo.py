@@ -45,7 +45,7 @@ def demo(
     setting = Setting.load(model)
     chosen = methods(["dense", "exact", "kvcomm"])
     trial = Trial("full", AGENTS, prompts, fill_prompts, prompt_tokens, answer_tokens, repeats, seed, "prefill")
-    bench = trial.prepare(setting, make_task("humaneval"), chosen)
+    bench = trial.prepare(setting, make_task("humaneval").problems(), chosen)
     names = [node.name for node in bench.workload.nodes]
     rows: list[Row] = []
     walls: dict[str, list[float]] = {"dense": [], "reused": []}

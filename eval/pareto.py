@@ -75,7 +75,7 @@ def pareto(
         for task in tasks.split(","):
             for topology in topologies.split(","):
                 trial = Trial(topology, 5, prompts, fill_prompts, prompt_tokens, answer_tokens, 1, seed, "generate")
-                bench = trial.prepare(setting, make_task(task), chosen)
+                bench = trial.prepare(setting, make_task(task).problems(), chosen)
                 found = bench.run(progress, f"{task}, {topology}")
                 rows[task, topology] = [row for row in found if row["agent"] != bench.first_agent]
     everything = [row for kind in rows.values() for row in kind]

@@ -17,8 +17,10 @@ from eval.methods import methods as find_methods
 from eval.output import command_line, write_json
 from eval.progress import stderr_console
 from eval.setting import Setting
-from eval.tasks import make_task
-from eval.tasks.base import Task
+    bench = trial.prepare(setting, problems, chosen)
+    with Progress(console=stderr_console()) as progress:
+        rows = bench.run(progress, task)
+    _score(rows, source, bench.workload)
 from eval.topologies import TOPOLOGIES
 from eval.trial import Trial
 from eval.workload import Workload
@@ -28,7 +30,7 @@ app = typer.Typer(help="Compare methods on a task.", pretty_exceptions_enable=Fa
 
 @app.command()
 def run(
-    task: Annotated[str, typer.Option(help="Task by name.")] = "humaneval",
+    task: Annotated[str, typer.Option(help=f"One of {', '.join(TASKS)}, or the path of a .jsonl file.")] = "humaneval",
     topology: Annotated[str, typer.Option(help=f"One of {', '.join(TOPOLOGIES)}.")] = "full",
     agents: Annotated[int, typer.Option(help="How many agents.")] = 5,
     methods: Annotated[str, typer.Option(help="Comma-separated; dense and exact are always measured.")] = (
@@ -50,12 +52,12 @@ def run(
     chosen = find_methods(names)
     trial = Trial(topology, agents, prompts, fill_prompts, prompt_tokens, answer_tokens, repeats, seed, fill_by)
     source = make_task(task, execute)
+    problems = source.problems()
     setting = Setting.load(model)
-    bench = trial.prepare(setting, source, chosen)
+    bench = trial.prepare(setting, problems, chosen)
     with Progress(console=stderr_console()) as progress:
         rows = bench.run(progress, task)
-    if execute:
-        _score(rows, source, bench.workload)
+    _score(rows, source, bench.workload)
     about = {"task": task, "topology": topology, "agents": agents}
     measured = [row for row in rows if row["method"] != "yardstick"]
     result = {
@@ -74,11 +76,13 @@ def run(
 
 
 def _score(rows: list[Row], source: Task, workload: Workload) -> None:
-    """Score the last agent's dense answers, each run in a sandbox."""
+    """Score the last agent's dense answers, where the task has a score and, if that runs them, was allowed to."""
     problems = {case.problem.id: case.problem for case in workload.measured}
     for row in rows:
         if row["method"] == "dense" and row["agent"] == workload.nodes[-1].name:
-            row["score"] = source.score(problems[row["case"]], row["answer"])
+            score = source.score(problems[row["case"]], row["answer"])
+            if score is not None:
+                row["score"] = score
 
 
 def print_cells(result: dict[str, Any]) -> None:

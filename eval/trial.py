@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ from rich.progress import Progress
 from eval.measure import Row, fill, measure, own_engines, register
 from eval.methods import Method
 from eval.setting import Setting
-from eval.tasks.base import Task
+from eval.tasks.base import Problem
 from eval.topologies import TOPOLOGIES
 from eval.workload import Workload, build
 from kvcomm import Engine
@@ -51,10 +51,10 @@ class Trial:
                 f"prefill, and repeats {self.repeats} at least 1"
             )
 
-    def prepare(self, setting: Setting, task: Task, methods: Mapping[str, Method]) -> Bench:
+    def prepare(self, setting: Setting, problems: Sequence[Problem], methods: Mapping[str, Method]) -> Bench:
         """Cut the workload and make the engines; nothing is run yet."""
         workload = build(
-            task.problems(),
+            problems,
             TOPOLOGIES[self.topology],
             setting.tokenizer,
             agents=self.agents,

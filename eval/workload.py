@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
+from eval.case_text import HEADING_TOKENS, MIN_OWN_TOKENS, MIN_TOKENS, Messages, Tokens, fillers, fitted
 from eval.tasks.base import Problem
-from eval.tasks.prose import passages
 from eval.topologies import Node
 from kvcomm import Segment
 from kvcomm.errors import InvalidInput
 from kvcomm.hf.template import Template
 
 DOCUMENT_TOKENS = 256
+_SHORTFALL = 0.05
+"""Share of the prompt length that may be missing before a filler document is added."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,18 @@ def build(
 ) -> Workload:
     """Choose problems and cut documents so that the last agent's prompt has about ``prompt_tokens`` tokens.
 
-    Documents are worked examples (other problems of the task with their answers) and passages of Python's language
-    reference in turn, each about ``DOCUMENT_TOKENS`` tokens.
+    The first documents of a case are the problem's own. All cases have the same number of slots for them: the median
+    number of documents that the chosen problems have, or as many of median length as the prompt has room for, at least
+    one. The longest are cut at their end; a problem with more documents than slots loses the last ones, and one with
+    fewer gets filler in their place. The document that answers (``Problem.answered_in``) is never lost, and is cut
+    only where it alone does not fit.
+
+    What room is left goes to filler: worked examples (other problems of the task with their answers) and passages of
+    what Python itself carries, in turn, each about ``DOCUMENT_TOKENS`` tokens. No filler repeats a sentence of any
+    case's own documents.
+
+    Fill cases have no document, nor the beginning of one, in common with measured ones, no task, and no text that
+    stands for a message; problems that do are passed over, as are those whose task alone does not fit.
 
     Raises:
         InvalidInput: too few problems, or a prompt length that the fixed texts alone exceed.
@@ -67,72 +79,85 @@ def build(
             f"{measured} measured and {fill} fill problems were asked for; the task has {len(problems)}, and at least "
             "1 must be measured"
         )
-    chosen = random.Random(seed).sample(list(problems), len(problems))
-    cases, others = chosen[: measured + fill], chosen[measured + fill :]
-    text = _Text(tokenizer)
+    text = Tokens(tokenizer)
     last = topology(agents, 0)[-1]
     fixed = sum(len(s) for s in Template(last.name, last.template(), tokenizer).fixed)
-    heard = answer_tokens * len(last.hears)
-    tasks = [text.segment(problem.task_text) for problem in cases]
-    typical = sorted(len(task) for task in tasks)[len(tasks) // 2]
-    budget = prompt_tokens - fixed - heard - typical
-    count = max(round(budget / DOCUMENT_TOKENS), 0)
-    if budget < 0:
-        raise InvalidInput(
-            f"{prompt_tokens} prompt tokens are too few: fixed texts, task and messages take {prompt_tokens - budget}; "
-            "ask for more"
-        )
-    nodes = topology(agents, count)
-    source = _documents(others, text, seed)
+    room = prompt_tokens - fixed - answer_tokens * len(last.hears)  # for documents and the task
+    shuffled = random.Random(seed).sample(list(problems), len(problems))
+    chosen = _choose(shuffled, text, prompt_tokens, room, measured, fill)
+    tasks = [text.segment(problem.task_text) for problem in chosen.cases]
+    own, filler = _slots(chosen.cases, [room - len(task) for task in tasks], text, prompt_tokens)
+    nodes = topology(agents, own + filler)
+    source = fillers(chosen.others, chosen.cases, seed)
+    messages = Messages(text, chosen.others, answer_tokens)
     built = []
-    for problem, task in zip(cases, tasks, strict=True):
-        slots = {"task": task}
-        left = max(prompt_tokens - fixed - heard - len(task), 0)
-        for n in range(count):
-            length = max(left // count - 8, 16)  # 8 tokens of heading each
-            slots[f"document_{n + 1}"] = text.joined(source[n % 2], length)
-        built.append(Case(problem, slots, _references(nodes, problem, others, text, answer_tokens)))
+    for number, (problem, task) in enumerate(zip(chosen.cases, tasks, strict=True)):
+        left = max(room - len(task), 0)
+        documents = fitted(problem, text, own, left - HEADING_TOKENS * (own + filler) - MIN_TOKENS * filler)
+        missing = own + filler - len(documents)
+        left -= sum(len(document) + HEADING_TOKENS for document in documents)
+        for n in range(missing):
+            documents.append(text.joined(source[n % 2], max(left // missing - HEADING_TOKENS, MIN_TOKENS)))
+        slots = {"task": task} | {f"document_{n + 1}": document for n, document in enumerate(documents)}
+        built.append(Case(problem, slots, messages.of(nodes, problem, measured=number < measured)))
     return Workload(nodes, tuple(built[measured:]), tuple(built[:measured]), answer_tokens)
 
 
-class _Text:
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
+@dataclass(frozen=True)
+class _Chosen:
+    """Cases, the measured ones first, and the problems that are left for examples."""
 
-    def segment(self, text: str) -> Segment:
-        encoded = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)
-        return Segment(tuple(encoded["input_ids"]))
-
-    def joined(self, texts: Iterator[str], length: int) -> Segment:
-        """Whole texts one after the other until ``length`` tokens are reached, cut there."""
-        ids: list[int] = []
-        while len(ids) < length:
-            text = next(texts, None)
-            if text is None:
-                raise InvalidInput("there is not enough real text left for so many documents; ask for fewer or shorter")
-            ids += self.segment(text).token_ids
-        return Segment(tuple(ids[:length]))
+    cases: list[Problem]
+    others: list[Problem]
 
 
-def _documents(others: Sequence[Problem], text: _Text, seed: int) -> tuple[Iterator[str], Iterator[str]]:
-    """Worked examples and prose, none given out twice; prose goes on where the examples end."""
-    prose = iter(passages(60, 400, seed))
+def _choose(
+    shuffled: Sequence[Problem], text: Tokens, prompt_tokens: int, room: int, measured: int, fill: int
+) -> _Chosen:
+    """The first problems that fit; those to learn from share no text with those to measure."""
+    document = MIN_OWN_TOKENS + HEADING_TOKENS if any(problem.documents for problem in shuffled) else 0
+    needed = {problem.id: len(text.segment(problem.task_text)) + document for problem in shuffled}
+    least = min(needed.values())
+    if least > room:
+        raise InvalidInput(
+            f"{prompt_tokens} prompt tokens are too few: fixed texts, task and messages take at least "
+            f"{prompt_tokens - room + least}; ask for more"
+        )
+    cases: list[Problem] = []
+    passed: list[Problem] = []
+    seen: set[object] = set()
+    for problem in shuffled:
+        if len(cases) == measured + fill or needed[problem.id] > room:
+            passed.append(problem)
+            continue
+        mine: set[object] = {problem.task_text, *map(text.beginning, problem.documents)}
+        if len(cases) < measured:
+            seen |= mine
+        elif mine & seen:
+            passed.append(problem)
+            continue
+        cases.append(problem)
+    if len(cases) < measured + fill:
+        raise InvalidInput(
+            f"{measured} measured and {fill} fill problems were asked for; only {len(cases)} fit into {prompt_tokens} "
+            "tokens and share no text between measured and fill; ask for fewer, or for longer prompts"
+        )
+    asked = {problem.task_text for problem in cases}
+    return _Chosen(cases, [problem for problem in passed if problem.task_text not in asked])
 
-    def examples() -> Iterator[str]:
-        for problem in others:
-            yield f"{problem.task_text}{problem.reference}\n"
-        yield from prose
 
-    return examples(), (f"{passage}\n\n" for passage in prose)
-
-
-def _references(
-    nodes: Sequence[Node], problem: Problem, others: Sequence[Problem], text: _Text, length: int
-) -> dict[str, Segment]:
-    """A text for each agent's message: the problem's own answer, then answers of others, cut to ``length`` tokens."""
-    rng = random.Random(problem.id)
-    found = {}
-    for node in nodes:
-        near = [problem, *rng.sample(list(others), min(3, len(others)))]
-        found[node.name] = text.joined(iter([f"{p.reference}\n" for p in rng.sample(near, len(near))] * 8), length)
-    return found
+def _slots(cases: Sequence[Problem], rooms: Sequence[int], text: Tokens, prompt_tokens: int) -> tuple[int, int]:
+    """How many slots for problems' own documents, and how many more for filler; ``rooms`` is without each task."""
+    budget = sorted(rooms)[(len(rooms) - 1) // 2]
+    lengths = sorted(len(text.segment(document)) for problem in cases for document in problem.documents)
+    if not lengths:
+        return 0, max(round(budget / DOCUMENT_TOKENS), 0)
+    each = lengths[len(lengths) // 2] + HEADING_TOKENS
+    wanted = sorted(len(problem.documents) for problem in cases)[len(cases) // 2]
+    own = max(min(wanted, round(budget / each), min(rooms) // (MIN_OWN_TOKENS + HEADING_TOKENS)), 1)
+    filler = max(round((budget - own * each) / DOCUMENT_TOKENS), 0)
+    for problem, room in zip(cases, rooms, strict=True):
+        short = room - HEADING_TOKENS * own - sum(len(document) for document in fitted(problem, text, own, room))
+        if short > _SHORTFALL * prompt_tokens and len(problem.documents) >= own:
+            filler = max(filler, 1)
+    return own, min(filler, (min(rooms) - own * (MIN_OWN_TOKENS + HEADING_TOKENS)) // (MIN_TOKENS + HEADING_TOKENS))

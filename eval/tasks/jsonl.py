@@ -106,8 +106,8 @@ def _problem(record: dict[str, Any], where: str, number: str) -> Problem:
     answer = _text(record, "answer", where) if "answer" in record else ""
     worked = _text(record, "worked", where) if "worked" in record else f"{question}\n{answer}".strip()
     place = record.get("answered_in")
-    wrong_type = isinstance(place, bool) or not isinstance(place, int)
-    if "answered_in" in record and (wrong_type or not 0 <= place < len(documents)):
+    number_of_one = isinstance(place, int) and not isinstance(place, bool) and 0 <= place < len(documents)
+    if "answered_in" in record and not number_of_one:
         raise InvalidInput(f"{where}, field 'answered_in': {place!r} must be a number of a segment, from 0")
     name = _text(record, "id", where) if "id" in record else number
     return Problem(name, question, documents, answer, worked, place)

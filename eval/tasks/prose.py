@@ -7,6 +7,7 @@ import random
 import re
 import sysconfig
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from kvcomm.errors import InvalidInput
@@ -15,12 +16,13 @@ _RULE = re.compile(r"^[*=~^\"'-]{3,}$")
 _BULLET = re.compile(r"^\s*(?:[*•-]|\d+\.)\s+")
 
 
+@cache
 def topics() -> dict[str, list[str]]:
     """Topic name to its paragraphs as plain sentences: no headings' rules, no markup stars, no grammar or code blocks.
 
     A paragraph that stands in several topics is kept in the first.
 
-    The text is that of the running Python's version: compare runs under one version only.
+    The text is that of the running Python's version: compare runs under one version only. Treat as read-only.
     """
     from pydoc_data.topics import topics as raw
 
@@ -57,19 +59,18 @@ def sections(words: int) -> list[tuple[str, str]]:
 def docstrings(words: int, seed: int = 0) -> Iterator[str]:
     """More passages for those who need many: docstrings of the standard library's modules, read and not imported.
 
-    No two share a paragraph. ``seed`` chooses their order.
+    No two share a paragraph. ``seed`` chooses the order of the modules.
     """
-    folder = Path(sysconfig.get_path("stdlib"))
-    found: list[str] = []
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    rng = random.Random(seed)
     seen: set[str] = set()
-    for path in sorted(folder.glob("*.py")):
+    for path in rng.sample(files, len(files)):
         tree = ast.parse(path.read_bytes())
         nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]
         texts = [ast.get_docstring(node) or "" for node in nodes]
         fresh = [paragraph for text in texts for paragraph in _paragraphs(text) if paragraph not in seen]
         seen.update(fresh)
-        found += _grouped(list(dict.fromkeys(fresh)), words)
-    yield from random.Random(seed).sample(found, len(found))
+        yield from _grouped(list(dict.fromkeys(fresh)), words)
 
 
 def _grouped(paragraphs: list[str], words: int) -> list[str]:

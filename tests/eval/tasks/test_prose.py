@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 
-from eval.tasks.prose import passages, topics
+from eval.tasks.prose import docstrings, passages, sections, topics
 from kvcomm.errors import InvalidInput
 
 
@@ -30,3 +32,10 @@ def test_too_much_is_refused_with_what_there_is() -> None:
         passages(200, 5000)
     with pytest.raises(InvalidInput, match="words=0"):
         passages(0, 1)
+
+
+def test_docstrings_go_on_where_passages_end() -> None:
+    first = list(islice(docstrings(60, seed=1), 100))
+    assert first == list(islice(docstrings(60, seed=1), 100)) != list(islice(docstrings(60, seed=2), 100))
+    assert len(set(first)) == 100 and not set(first) & {text for _, text in sections(60)}
+    assert all(len(text.split()) >= 60 and "\n" not in text for text in first)
