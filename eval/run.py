@@ -17,10 +17,8 @@ from eval.methods import methods as find_methods
 from eval.output import command_line, write_json
 from eval.progress import stderr_console
 from eval.setting import Setting
-    bench = trial.prepare(setting, problems, chosen)
-    with Progress(console=stderr_console()) as progress:
-        rows = bench.run(progress, task)
-    _score(rows, source, bench.workload)
+from eval.tasks import make_task
+from eval.tasks.base import Task
 from eval.topologies import TOPOLOGIES
 from eval.trial import Trial
 from eval.workload import Workload
