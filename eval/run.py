@@ -17,7 +17,7 @@ from eval.methods import methods as find_methods
 from eval.output import command_line, write_json
 from eval.progress import stderr_console
 from eval.setting import Setting
-from eval.tasks import make_task
+from eval.tasks import TASKS, make_task
 from eval.tasks.base import Task
 from eval.topologies import TOPOLOGIES
 from eval.trial import Trial
