@@ -52,7 +52,7 @@ class BasePool:
         self._changes = 0
         self._entries: OrderedDict[CacheKey, Base] = OrderedDict()
         self._by_content: dict[str, dict[Recipe, CacheKey]] = {}
-        self._index = NeighbourIndex()
+        self._index: NeighbourIndex | None = None  # made when neighbours are first asked for
 
     def put(self, segment: Segment, recipe: Recipe, kv: SegmentKV) -> bool:
         """Add a base unless its key is held already (the first put wins); evict old ones to make room.
@@ -72,7 +72,7 @@ class BasePool:
             self.evicted += 1
         self._entries[key] = Base(segment, recipe, kv)
         self._by_content.setdefault(segment.digest, {})[recipe] = key
-        if len(segment) >= MIN_INDEXED:
+        if self._index is not None and len(segment) >= MIN_INDEXED:
             self._index.add(segment)
         self.nbytes += kv.nbytes
         self._changes += 1
@@ -100,10 +100,20 @@ class BasePool:
         """
         if len(segment) < MIN_INDEXED:
             return []
-        found = self._index.nearest(segment, count, least)
+        index = self._indexed()
+        found = index.nearest(segment, count, least)
         if self.parent is not None:
-            found += [n for n in self.parent.neighbours(segment, count, least) if n.segment not in self._index]
+            found += [n for n in self.parent.neighbours(segment, count, least) if n.segment not in index]
         return sorted(found, key=lambda neighbour: -neighbour.cosine)[:count]
+
+    def _indexed(self) -> NeighbourIndex:
+        """The index over everything held, made on the first look-up: those who never look pay nothing for it."""
+        if self._index is None:
+            self._index = NeighbourIndex()
+            for segment in {base.segment.digest: base.segment for base in self._entries.values()}.values():
+                if len(segment) >= MIN_INDEXED:
+                    self._index.add(segment)
+        return self._index
 
     def forget(self, segment: Segment) -> int:
         """Drop every base of this content here; returns how many."""
@@ -142,4 +152,5 @@ class BasePool:
         del recipes[base.recipe]
         if not recipes:
             del self._by_content[base.segment.digest]
-            self._index.remove(base.segment)
+            if self._index is not None:
+                self._index.remove(base.segment)
