@@ -1,6 +1,6 @@
 # make demo   five agents on a real model, report in results/   (first run: a few minutes of installation)
 # make test   every check; CI calls this and nothing else
-# make kernels   compile the GPU kernels for cards that are not here; fails on register spills, writes docs/kernels.md
+# make kernels              GPU kernels compiled for cards that are not here; fails on register spills, writes docs/kernels.md
 #
 # PYTHON=python3.12           another interpreter (3.11 or newer)
 # PIP_FLAGS="--index-url …"   options for pip, where it would bring a CUDA build of torch that you do not want
@@ -23,7 +23,7 @@ export TOKENIZERS_PARALLELISM := false
 .PHONY: help demo test lint format test-latest kernels bench soak clean
 
 help:
-	@sed -n 's/^# //p' Makefile
+	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
 
 # torch comes first, so that no other package's requirement chooses its build.
 $(READY): pyproject.toml constraints.txt

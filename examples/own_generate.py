@@ -13,14 +13,15 @@ def main(model_name: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(model_name).eval()
     engine = Engine(model, tokenizer)
     helper = engine.agent("helper", [System("You answer in one sentence."), Slot("question")])
-    helper.study(question="What is the capital of France?")
+    for question in ("What is the capital of France, and since when?", "What is the capital of Spain, and since when?"):
+        helper.study(question=question)
     prefilled = engine.prefill(helper.prompt(question="What is the capital of Italy?"), room=32)
     print(prefilled.plan)
     model.generate(
         **prefilled.generate_kwargs(),
         do_sample=True,
         max_new_tokens=32,
-        streamer=TextStreamer(tokenizer, skip_prompt=True),
+        streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True),
     )
 
 

@@ -1,4 +1,4 @@
-"""Two agents: a planner's task and answer are reused in a coder's prompt. Run: python examples/two_agents.py [MODEL]"""
+"""Two agents: a planner's task and answer are reused in a coder's prompt. Run: python examples/two_agents.py MODEL"""
 
 import sys
 

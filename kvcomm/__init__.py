@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kvcomm.reuse.policy import Dense as Dense
     from kvcomm.reuse.policy import Exact as Exact
     from kvcomm.reuse.policy import Fast as Fast
+    from kvcomm.reuse.policy import Reuse as Reuse
     from kvcomm.types import Segment as Segment
 
 _HOMES = {
@@ -33,6 +34,7 @@ _HOMES = {
     "InvalidInput": "kvcomm.errors",
     "KVCommError": "kvcomm.errors",
     "Reply": "kvcomm.hf.reply",
+    "Reuse": "kvcomm.reuse.policy",
     "Segment": "kvcomm.types",
     "Slot": "kvcomm.hf.template",
     "System": "kvcomm.hf.template",

@@ -102,6 +102,11 @@ def test_files_stay_short() -> None:
     assert long == {}, f"over {MAX_LINES} lines: split them by idea"
 
 
+def test_import_does_not_import_torch() -> None:
+    program = "import sys, kvcomm; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=120).returncode == 0
+
+
 def test_import_is_quick_and_touches_neither_transformers_nor_a_device() -> None:
     program = """
 import json, sys, threading, time

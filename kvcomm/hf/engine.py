@@ -168,6 +168,10 @@ class Engine:
         """
         started = time.perf_counter()
         chosen = policy if policy is not None else self.policy
+        if not isinstance(prompt, Prompt):
+            raise InvalidInput(f"the prompt is {type(prompt).__name__}; make one with agent.prompt(slot=...)")
+        if not callable(getattr(chosen, "plan", None)):
+            raise InvalidInput(f"policy is {chosen!r}; pass a value such as Exact() or Balanced()")
         if room < 0:
             raise InvalidInput(f"room is {room}; give 0 or more tokens")
         self._check(prompt.token_ids, len(prompt) + room)
@@ -220,7 +224,7 @@ class Engine:
         segment = Segment(token_ids[:end])
         if self.learn:
             try:
-                self._after(prefilled, segment, label)
+                self._after(prefilled, segment, label, policy or self.policy)
             except KVCommError as error:  # the answer is there; what could not be kept or learned costs reuse only
                 log.warning("nothing was kept or learned from a call: %s", error)
         return Reply(
@@ -265,7 +269,7 @@ class Engine:
         start = buffer.length
         logits = self.backend.forward(buffer, token_ids[start:], range(start, len(token_ids)), len(answer) + 1)
         if self.learn and not self._crosses(len(prompt)):
-            self._learn_from(plan, buffer, answer, label)
+            self._learn_from(plan, buffer, answer, label, policy or self.policy)
         return logits[:-1].float(), plan
 
     def study(self, prompt: Prompt, answer: Segment | None = None, label: str = "") -> int:
@@ -286,7 +290,7 @@ class Engine:
         plan = Exact().plan(prompt, self.pool, self.book)
         plan, buffer = prepare(self.backend, plan, Exact(), self.book, len(reply))
         self._finish(buffer, token_ids)
-        return self._learn_from(plan, buffer, reply, label)
+        return self._learn_from(plan, buffer, reply, label, self.policy)
 
     def isolate(self, segments: Sequence[Segment], behind: Segment | None = None) -> int:
         """Compute bases of texts known before they are needed, each alone behind a short neutral prefix.
@@ -363,14 +367,14 @@ class Engine:
                 "own tokenizer"
             )
 
-    def _after(self, prefilled: Prefilled, reply: Segment, label: str) -> None:
+    def _after(self, prefilled: Prefilled, reply: Segment, label: str, policy: Policy) -> None:
         plan, buffer = prefilled.plan, prefilled.buffer
         if not prefilled.take_back() or self._crosses(len(plan.prompt)):
             return
         if self._crosses(len(plan.prompt) + len(reply)):
             reply = Segment(())  # the model turned to its other frequencies on the way
         self._finish(buffer, (*plan.prompt.token_ids, *reply.token_ids))
-        self._learn_from(plan, buffer, reply, label)
+        self._learn_from(plan, buffer, reply, label, policy)
 
     def _finish(self, buffer: KVBuffer, token_ids: Sequence[int]) -> None:
         """Compute the KV of the ids that ``buffer`` does not hold yet."""
@@ -378,9 +382,10 @@ class Engine:
         if start < len(token_ids):
             self.backend.forward(buffer, token_ids[start:], range(start, len(token_ids)), logits=0)
 
-    def _learn_from(self, plan: Plan, buffer: KVBuffer, reply: Segment, label: str) -> int:
+    def _learn_from(self, plan: Plan, buffer: KVBuffer, reply: Segment, label: str, policy: Policy) -> int:
+        """Observe offsets for the engine's policy, and keep what a call under ``policy`` can be served from again."""
         observed = observe(self.book, self.backend, buffer, plan, self.pool, self.policy) if self._teaches else 0
-        keep(self.pool, self.backend, buffer, plan, every_exact=not isinstance(self.policy, Reuse))
+        keep(self.pool, self.backend, buffer, plan, every_exact=isinstance(policy, Exact))
         if label:
             keep_reply(self.pool, self.backend, buffer, plan, reply, label)
         return observed

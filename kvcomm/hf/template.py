@@ -80,7 +80,7 @@ class Template:
         if missing or unknown:
             raise InvalidInput(
                 f"agent {self.name!r} has slots {list(self.slots)}; not filled: {missing}, unknown: {unknown}. "
-                "Pass each slot once, by name"
+                "Pass each slot once, by name; arguments of model.generate go in options={...}"
             )
         fixed = [Part(segment, f"{self.name}/#{n}") for n, segment in enumerate(self.fixed)]
         filled = [Part(self.segment(slot, values[slot]), f"{self.name}/{slot}") for slot in self.slots]

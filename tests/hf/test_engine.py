@@ -232,3 +232,13 @@ def test_the_same_segment_twice_in_one_prompt() -> None:
     assert len(engine.pool.bases(twin.template.text_segment("the same text"))) == 1
     second = twin.generate(a="the same text", b="the same text", max_new_tokens=4, options=GREEDY)
     assert second.usage.exact > 0 and second.usage.prompt_tokens == first.usage.prompt_tokens
+
+
+def test_exact_for_one_call_serves_every_agent_that_repeats_its_prompt() -> None:
+    engine = engine_of(policy=Balanced())
+    task, draft = "Sort the list of words by their length and say why. " * 3, "Use sorted with a key. " * 6
+    for _ in range(2):
+        writer, critic = two_agents(engine)
+        writer.generate(task=task, max_new_tokens=2, policy=Exact(), options=GREEDY)
+        reply = critic.generate(task=task, draft=draft, max_new_tokens=2, policy=Exact(), options=GREEDY)
+    assert reply.usage.exact == reply.usage.prompt_tokens - 1

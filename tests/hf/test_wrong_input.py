@@ -195,3 +195,16 @@ def test_a_generation_that_fails_changes_nothing(engine: Engine) -> None:
 def test_exact_is_the_policy_for_one_call(engine: Engine) -> None:
     reply = writer(engine, task="Task 1", policy=Exact())
     assert reply.usage.approximate == 0
+
+
+def test_a_prompt_or_policy_of_another_type_is_named() -> None:
+    engine = engine_of()
+    writer, _ = two_agents(engine)
+    before = state(engine)
+    with pytest.raises(InvalidInput, match="prompt is str"):
+        engine.prefill("hello")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="'exact'"):
+        writer.generate(task="a", policy="exact", max_new_tokens=1)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="options="):
+        writer.generate(task="a", do_sample=True, max_new_tokens=1)
+    assert state(engine) == before
