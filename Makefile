@@ -53,8 +53,9 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# A process a core, each with one thread: on small models that is twice as fast as threads.
 test: lint
-	$(BIN)/python -m pytest -q $(PYTEST_FLAGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 4 $(PYTEST_FLAGS)
 
 # The parts that face transformers, with its newest release, in an environment of their own.
 test-latest: $(LATEST_READY)

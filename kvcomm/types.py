@@ -165,6 +165,11 @@ class SegmentKV:
         """Bytes of keys and values together."""
         return self.keys.nbytes + self.values.nbytes
 
+    @property
+    def finite(self) -> bool:
+        """Whether no number is NaN or infinite."""
+        return bool(torch.isfinite(self.keys).all()) and bool(torch.isfinite(self.values).all())
+
     def check(self, fingerprint: ModelFingerprint, tokens: int) -> None:
         """Raise InvalidInput unless shape and dtype are those of ``fingerprint`` for ``tokens`` tokens."""
         want = (fingerprint.n_layers, fingerprint.n_kv_heads, tokens, fingerprint.head_dim)

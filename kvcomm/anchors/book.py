@@ -105,7 +105,7 @@ class OffsetBook:
             offset in the base's shape and dtype, unrotated; layer 0 is zero.
         """
         predictor = self.predictor()
-        if predictor is None or len(base) == 0:
+        if predictor is None or len(base) == 0 or self.statistics.layers == 0:
             return None
         factor = self._factor(pair)
         if factor is None or float(factor.max()) <= 0:

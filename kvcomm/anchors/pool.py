@@ -61,9 +61,11 @@ class BasePool:
             whether it was added; a base larger than the whole pool is not.
 
         Raises:
-            InvalidInput: the KV does not have the shape and dtype of the pool's fingerprint.
+            InvalidInput: the KV does not have the shape and dtype of the pool's fingerprint, or holds NaN or infinity.
         """
         kv.check(self.fingerprint, len(segment))
+        if not kv.finite:
+            raise InvalidInput(f"KV of a text of {len(segment)} tokens holds NaN or infinity; it is not kept")
         key = CacheKey.of(self.namespace, self.fingerprint, segment, recipe)
         if len(segment) == 0 or kv.nbytes > self.max_bytes or self.max_entries == 0 or self._find(key) is not None:
             return False
@@ -145,7 +147,9 @@ class BasePool:
         return self.parent._find(key, segment) if self.parent is not None else None
 
     def _remove(self, key: CacheKey) -> None:
-        base = self._entries.pop(key)
+        base = self._entries.pop(key, None)
+        if base is None:
+            return
         self._changes += 1
         self.nbytes -= base.kv.nbytes
         recipes = self._by_content[base.segment.digest]

@@ -7,7 +7,7 @@ import logging
 import torch
 
 from kvcomm.anchors.pool import Base, BasePool
-from kvcomm.errors import CorruptEntry, StoreError
+from kvcomm.errors import CorruptEntry, InvalidInput, KVCommError, StoreError
 from kvcomm.keys import CacheKey, Recipe
 from kvcomm.store.base import Attributes, Entry, Priority, Store
 from kvcomm.types import ModelFingerprint, Namespace, Segment, SegmentKV
@@ -92,13 +92,19 @@ class StoredPool(BasePool):
                     if handle.segment.token_ids == segment.token_ids:
                         super().put(segment, key.recipe, _on(handle.read(), self._device))
                         return
-        except StoreError as error:
+        except (StoreError, InvalidInput) as error:
             self._fault("fetching a base", error)
-            if not isinstance(error, CorruptEntry):
+            if not isinstance(error, (CorruptEntry, InvalidInput)):
                 return
-        del self._stored[segment.digest][key]
+        self._stored.get(segment.digest, {}).pop(key, None)
 
-    def _fault(self, doing: str, error: StoreError) -> None:
+    def _find(self, key: CacheKey, segment: Segment | None = None) -> Base | None:
+        """As BasePool, after fetching what only the store holds."""
+        if segment is not None and key not in self._entries and key in self._stored.get(key.content, ()):
+            self._fetch(key, segment)
+        return super()._find(key, segment)
+
+    def _fault(self, doing: str, error: KVCommError) -> None:
         self.faults += 1
         log.warning("%s failed, going on without: %s", doing, error)
 

@@ -39,11 +39,22 @@ _REFUSED = {
     "prompt_lookup_num_tokens": _ASSISTED,
 }
 _ASSISTANTS = ("assistant_early_exit", "prompt_lookup_num_tokens")
+WITH_A_FILLED_CACHE: dict[str, Any] = {
+    "use_cache": True,
+    "cache_implementation": None,
+    "prefill_chunk_size": None,
+    "prompt_lookup_num_tokens": None,
+    "assistant_early_exit": None,
+    "token_healing": False,
+}
+"""What model.generate is told whatever the model's own generation config says."""
 _IN_CONFIG = ("cache_implementation", "prefill_chunk_size", "token_healing", *_ASSISTANTS)
 
 
 def check_generate_arguments(given: Mapping[str, Any]) -> None:
     """Raise InvalidInput, naming it, for an argument that cannot go together with the prepared prompt and cache."""
+    if not isinstance(given, Mapping):
+        raise InvalidInput(f"options are {_short(given)}; pass a dict of arguments for model.generate")
     for name, why in _REFUSED.items():
         if given.get(name) is not None:
             raise InvalidInput(f"{name}={_short(given[name])} cannot be handed to model.generate here: {why}")

@@ -24,6 +24,8 @@ from kvcomm.hf.support import (
 from kvcomm.reuse.backend import KVBuffer, ModelSpec
 from kvcomm.types import ModelFingerprint, digest_fields
 
+_PROVEN_WINDOW = 512  # tokens; wider windows are believed
+
 
 def model_spec(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weights: str | None = None) -> ModelSpec:
     """Read and prove what reuse needs to know of ``model``.
@@ -92,11 +94,13 @@ class HFBackend:
         self._config = text_config(model)
         self._kinds = layer_kinds(self._config)
         self._cache_name = cache_argument(model)
-        self._eager = self._config._attn_implementation == "eager"
+        self._implementation = str(self._config._attn_implementation)
+        self._eager = self._implementation == "eager"
         self.grouped = False
         if not self._eager:
             attention.register()
             self.grouped = self._grouped_is_equal()
+        self._prove()
         self._parameters = tuple(model.parameters())
         self._built = self._state()
 
@@ -119,13 +123,16 @@ class HFBackend:
             raise InvalidInput("the model is in training mode, in which dropout changes KV; call model.eval() first")
         if self._state() != self._built:
             raise FingerprintMismatch(
-                "the model's weights, device or adapters were changed after the engine was built: its pool belongs to "
-                "another model; build a new Engine"
+                "the model's weights, device, adapters or attention were changed after the engine was built: its pool "
+                "belongs to another model; build a new Engine"
             )
 
-    def _state(self) -> tuple[int, int, str]:
+    def _state(self) -> tuple[int, int, str, str]:
         writes = sum(0 if p.is_inference() else p._version for p in self._parameters)
-        return writes, sum(p.data_ptr() for p in self._parameters), adapter_digest(self.model)
+        implementation = self._config._attn_implementation
+        if implementation == attention.NAME:  # another thread's pass is under way
+            implementation = self._implementation
+        return writes, sum(p.data_ptr() for p in self._parameters), adapter_digest(self.model), implementation
 
     @torch.inference_mode()
     def forward(
@@ -209,6 +216,34 @@ class HFBackend:
             return torch.empty(0, self.spec.vocab_size)
         result: torch.Tensor = self.model(**inputs, logits_to_keep=logits).logits[0, -logits:]
         return result
+
+    @torch.inference_mode()
+    def _prove(self) -> None:
+        """Compare passes over chosen positions with the model's plain forward, which knows nothing of kvcomm.
+
+        What is hidden in a configuration shows here: attention that is not causal, windows that are not applied. The
+        buffer first holds the KV of other tokens, then every token is recomputed in place in scattered passes.
+
+        Raises:
+            UnsupportedModel: the last token's logits differ.
+        """
+        shown = [w for w in self.spec.windows if w is not None and w <= _PROVEN_WINDOW]
+        tokens = min(max([24, *(w + 8 for w in shown)]), self.spec.max_positions)
+        ids = [(7 * n + 1) % self.spec.vocab_size for n in range(tokens)]
+        inputs = {"input_ids": torch.tensor([ids], device=self.spec.device), "use_cache": False}
+        plain = self.model(**inputs).logits[0, -1].float()
+        buffer = KVBuffer(self.spec, tokens)
+        self.forward(buffer, ids[::-1], range(tokens), 0)
+        cuts = sorted({0, tokens // 3, tokens // 2, tokens})
+        for start, stop in zip(cuts, cuts[1:], strict=False):
+            logits = self.forward(buffer, ids[start:stop], range(start, stop), 1)
+        error = float((logits[-1].float() - plain).norm() / plain.norm().clamp_min(1e-30))
+        limit = 1e-3 if self.spec.fingerprint.torch_dtype == torch.float32 else 5e-2
+        if not error <= limit:
+            raise UnsupportedModel(
+                f"recomputing {tokens} tokens with {type(self.model).__name__} differs from its plain forward by "
+                f"{error:.1e} (limit {limit:.0e}): its attention is not the causal one that its configuration says"
+            )
 
     def _grouped_is_equal(self) -> bool:
         """Run a few scattered tokens with the model's own masks and with grouped attention, and compare."""

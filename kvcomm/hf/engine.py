@@ -15,7 +15,7 @@ from kvcomm.anchors.book import OffsetBook
 from kvcomm.anchors.pool import BasePool
 from kvcomm.anchors.saved import add_to, load_from
 from kvcomm.anchors.stored import StoredPool
-from kvcomm.errors import FingerprintMismatch, InvalidInput, KVCommError, PromptTooLong, StoreError
+from kvcomm.errors import FingerprintMismatch, InvalidInput, PromptTooLong, StoreError
 from kvcomm.hf.agent import Agent
 from kvcomm.hf.arguments import Clock, check_generate_arguments, stop_tokens
 from kvcomm.hf.backend import HFBackend
@@ -170,7 +170,7 @@ class Engine:
         chosen = policy if policy is not None else self.policy
         if not isinstance(prompt, Prompt):
             raise InvalidInput(f"the prompt is {type(prompt).__name__}; make one with agent.prompt(slot=...)")
-        if not callable(getattr(chosen, "plan", None)):
+        if isinstance(chosen, type) or not callable(getattr(chosen, "plan", None)):
             raise InvalidInput(f"policy is {chosen!r}; pass a value such as Exact() or Balanced()")
         if room < 0:
             raise InvalidInput(f"room is {room}; give 0 or more tokens")
@@ -205,7 +205,7 @@ class Engine:
                 the prepared cache; nothing was changed.
         """
         began = time.perf_counter() if started is None else started
-        if max_new_tokens < 1:
+        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
             raise InvalidInput(f"max_new_tokens is {max_new_tokens}; ask for at least 1")
         check_generate_arguments(generate_kwargs)
         prefilled = self.prefill(prompt, room=max_new_tokens, policy=policy)
@@ -225,8 +225,8 @@ class Engine:
         if self.learn:
             try:
                 self._after(prefilled, segment, label, policy or self.policy)
-            except KVCommError as error:  # the answer is there; what could not be kept or learned costs reuse only
-                log.warning("nothing was kept or learned from a call: %s", error)
+            except Exception as error:  # the answer is there; what could not be kept or learned costs reuse only
+                log.warning("not everything was kept or learned from a call: %s", error, exc_info=error)
         return Reply(
             text=str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True)),
             token_ids=token_ids,

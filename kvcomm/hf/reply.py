@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
+from kvcomm.hf.arguments import WITH_A_FILLED_CACHE
 from kvcomm.hf.cache import BufferLayer, generation_cache
 from kvcomm.reuse.backend import KVBuffer
 from kvcomm.reuse.plan import Plan, TokenCounts
@@ -80,11 +81,11 @@ class Prefilled:
     def generate_kwargs(self) -> dict[str, Any]:
         """Arguments for model.generate: input_ids and attention_mask [1, prompt tokens], and the cache.
 
-        The last two put a model's own settings out of force that would do without this cache.
+        The others put settings of the model's generation config out of force that do not go with a filled cache.
         """
         ids = torch.tensor([self.plan.prompt.token_ids], dtype=torch.int64, device=self.buffer.keys.device)
         given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), self.cache_name: self.cache}
-        return {**given, "cache_implementation": None, "use_cache": True}
+        return {**given, **WITH_A_FILLED_CACHE}
 
     def take_back(self) -> bool:
         """Let the buffer own what was generated into it; False where beams or several rows left it."""

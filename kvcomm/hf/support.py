@@ -15,6 +15,7 @@ from kvcomm.rope import RopeSpec
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 _ATTENTION = ("sdpa", "eager")
+_UNAPPLIED_WINDOW = ("moshi",)
 # Near enough that a wrong pairing or a missing rotation cannot wrap around; the far probe shows a wrong frequency.
 _PROBE_SHIFT = 37
 
@@ -47,6 +48,11 @@ def text_config(model: PreTrainedModel) -> Any:
             f"{name} has layers of kind {what}: only full and sliding-window attention keeps KV that can be cut into "
             "segments and masked at chosen positions"
         )
+    for chooses in ("keep_window_size", "index_topk"):
+        if getattr(config, chooses, None):
+            raise UnsupportedModel(f"{name} chooses what to attend to by content ({chooses}): not handled")
+    if config.model_type in _UNAPPLIED_WINDOW and getattr(config, "sliding_window", None):
+        raise UnsupportedModel(f"{name} names a sliding window that its attention does not apply: not handled")
     if getattr(config, "num_kv_shared_layers", 0):
         raise UnsupportedModel(f"{name} shares KV between layers (num_kv_shared_layers): not handled")
     implementation = getattr(config, "_attn_implementation", None)
@@ -90,13 +96,21 @@ def probe_keys(model: PreTrainedModel, position: int) -> torch.Tensor:
         "position_ids": torch.tensor([[position]], device=model.device),
         cache_argument(model): cache,
     }
-    model(**inputs, use_cache=True)
+    try:
+        model(**inputs, use_cache=True)
+    except Exception as error:
+        raise UnsupportedModel(f"{type(model).__name__} does not run a single token with a cache: {error}") from error
     keys = [getattr(layer, "keys", None) for layer in cache.layers]
     values = [getattr(layer, "values", None) for layer in cache.layers]
     shapes = {tuple(t.shape) for t in (*keys, *values) if t is not None}
     if len(shapes) != 1 or any(t is None for t in keys):
         raise UnsupportedModel(f"{type(model).__name__} caches differently shaped KV in its layers: {sorted(shapes)}")
-    return torch.cat([k for k in keys if k is not None])
+    found = torch.cat([k for k in keys if k is not None])
+    if not bool(torch.isfinite(found).all()):
+        raise UnsupportedModel(
+            f"{type(model).__name__} gives NaN or infinity for a single token: its weights are broken"
+        )
+    return found
 
 
 def proven_rope(model: PreTrainedModel, config: Any) -> RopeSpec:

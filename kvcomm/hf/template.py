@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from kvcomm.errors import InvalidInput
@@ -16,6 +18,8 @@ RESERVED = frozenset({"self", "answer", "max_new_tokens", "policy", "options"})
 """Names of other arguments in the calls that take slots by name."""
 
 _MARK = "\u27e6kvcomm-slot-{}\u27e7"
+
+MAX_NAME = 128
 
 
 @dataclass(frozen=True)
@@ -107,13 +111,40 @@ class Template:
         )
 
     def text_segment(self, text: str) -> Segment:
-        """A text's segment, control tokens in it read as plain characters."""
-        encoded = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)
-        return Segment(tuple(encoded["input_ids"]))
+        """A text's segment, control tokens in it read as plain characters.
+
+        Raises:
+            InvalidInput: the text is not encodable, or contains a control token of a single character.
+        """
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise InvalidInput("a slot's text contains half a surrogate pair; pass text that encodes to UTF-8")
+        ids: list[int] = []
+        for piece in self._without_added(text):
+            ids += self._tokenizer(piece, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        return Segment(tuple(ids))
+
+    def _without_added(self, text: str) -> list[str]:
+        """``text`` cut within each token that was added to the vocabulary without being marked special (``<think>``).
+
+        ``split_special_tokens`` splits those that are marked.
+        """
+        added = [token.content for token in self._tokenizer.added_tokens_decoder.values() if not token.special]
+        if not added:
+            return [text]
+        pattern = re.compile("|".join(re.escape(token) for token in sorted(added, key=len, reverse=True)))
+        pieces = []
+        while (found := pattern.search(text)) is not None:
+            if len(found.group()) == 1:
+                raise InvalidInput(f"a slot's text contains the control token {found.group()!r}; leave it out")
+            pieces.append(text[: found.start() + 1])
+            text = text[found.start() + 1 :]
+        return [*pieces, text]
 
     def _check(self, name: str, parts: Sequence[TemplatePart]) -> None:
-        if not name or "/" in name:
-            raise InvalidInput(f"agent name {name!r} must not be empty or contain '/'")
+        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or "/" in name or not name.isprintable():
+            raise InvalidInput(
+                f"agent name {str(name)[:MAX_NAME]!r} must be 1 to {MAX_NAME} printable characters without '/'"
+            )
         if not parts:
             raise InvalidInput(f"agent {name!r} has no parts; give texts and slots")
         if any(isinstance(part, System) for part in parts[1:]):
@@ -132,18 +163,19 @@ class Template:
             part if isinstance(part, str) else next(remaining) for part in parts if not isinstance(part, System)
         )
         system = parts[0].text if isinstance(parts[0], System) else None
-        text = self._chat(system, body)
-        pieces = []
-        for mark in marks:
-            before, found, text = text.partition(mark)
-            if not found:
-                raise InvalidInput(
-                    f"the chat template of {self._tokenizer.name_or_path!r} drops or moves the user's text"
-                )
-            pieces.append(before)
+        pieces = _cut(self._chat(system, body), marks)
+        fixed = _cut(body, marks)
+        kept = (
+            pieces is not None and fixed is not None and all(a.strip() in b for a, b in zip(fixed, pieces, strict=True))
+        )
+        if pieces is None or not kept or (system or "").strip() not in pieces[0]:
+            raise InvalidInput(
+                f"the chat template of {self._tokenizer.name_or_path!r} drops, repeats, moves or shortens what it is "
+                f"given (the system text or the texts and slots of agent {self.name!r}); use another template"
+            )
         return tuple(
             Segment(tuple(self._begin(n) + self._tokenizer(piece, add_special_tokens=False)["input_ids"]))
-            for n, piece in enumerate([*pieces, text])
+            for n, piece in enumerate(pieces)
         )
 
     def _chat(self, system: str | None, body: str) -> str:
@@ -151,7 +183,11 @@ class Template:
             return body if system is None else f"{system}\n\n{body}"
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system is not None else []
         messages.append({"role": "user", "content": body})
-        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        try:
+            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        except TemplateError as error:
+            what = "a system message" if system is not None else "these texts"
+            raise InvalidInput(f"the chat template refuses {what} of agent {self.name!r}: {error}") from error
 
     def _begin(self, index: int) -> list[int]:
         """The tokenizer's own beginning-of-text ids, in front of the first segment where no chat template puts them."""
@@ -161,3 +197,16 @@ class Template:
         full = self._tokenizer("a")["input_ids"]
         starts = (n for n in range(len(full) - len(plain) + 1) if full[n : n + len(plain)] == plain)
         return list(full[: next(starts, 0)])  # some tokenizers put an end behind the text as well
+
+
+def _cut(text: str, marks: Sequence[str]) -> list[str] | None:
+    """``text`` cut at its marks, or None where they do not stand in it once each and in order."""
+    if any(text.count(mark) != 1 for mark in marks):
+        return None
+    pieces = []
+    for mark in marks:
+        before, found, text = text.partition(mark)
+        if not found:
+            return None
+        pieces.append(before)
+    return [*pieces, text]

@@ -86,7 +86,7 @@ class Reuse:
         after_edit: tokens in common that are computed again behind each place where such texts differ.
 
     Raises:
-        InvalidInput: ``near`` is not above 0 and up to 1, or ``after_edit`` is below 0.
+        InvalidInput: a field is outside what it may be; the message names it.
     """
 
     origins: tuple[tuple[Origin, ...], ...] = (("prompt", "decode"), ("isolated",))
@@ -99,6 +99,16 @@ class Reuse:
 
     def __post_init__(self) -> None:
         check_near(self.near, self.after_edit)
+        if not 0.0 <= self.dense_above <= 1.0 or not isinstance(self.learn_first, int) or self.learn_first < 0:
+            raise InvalidInput(
+                f"dense_above is {self.dense_above} and learn_first {self.learn_first}; give a share of 0 to 1 and a "
+                "whole number of calls, 0 or more"
+            )
+        known = {"prompt", "decode", "isolated"}
+        if not self.origins or any(isinstance(alike, str) or not {*alike} <= known for alike in self.origins):
+            raise InvalidInput(
+                f'origins is {self.origins}; give tuples of {sorted(known)}, for example (("prompt", "decode"),)'
+            )
 
     def plan(self, prompt: Prompt, pool: BasePool, book: OffsetBook) -> Plan:
         parts = exact_head(prompt, pool)
@@ -160,10 +170,8 @@ class Balanced(Reuse):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.max_kl > 0 or self.learn_first < 0:
-            raise InvalidInput(
-                f"max_kl is {self.max_kl} and learn_first {self.learn_first}; give a KL above 0 nats and calls from 0"
-            )
+        if not self.max_kl > 0:
+            raise InvalidInput(f"max_kl is {self.max_kl}; give a KL above 0 nats")
 
 
 @dataclass(frozen=True)

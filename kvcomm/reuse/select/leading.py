@@ -30,8 +30,8 @@ class Leading:
     k: int
 
     def __post_init__(self) -> None:
-        if self.k < 0:
-            raise InvalidInput(f"leading k is {self.k}; give 0 or more tokens")
+        if not isinstance(self.k, int) or self.k < 0:
+            raise InvalidInput(f"leading k is {self.k!r}; give a whole number of tokens, 0 or more")
 
     def choose(self, scene: Scene) -> Selected:
         return Selected(leading(scene, self.k))
