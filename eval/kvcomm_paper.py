@@ -131,8 +131,8 @@ class PaperEngine(Engine):
             buffer.keys[:, :, after.start : after.stop] += offset.after_keys
             buffer.values[:, :, after.start : after.stop] += offset.after_values
 
-    def _learn_from(self, plan: Plan, buffer: KVBuffer, reply: Segment, label: str) -> int:
-        known = super()._learn_from(plan, buffer, reply, label)
+    def _learn_from(self, plan: Plan, buffer: KVBuffer, reply: Segment, label: str, policy: Policy) -> int:
+        known = super()._learn_from(plan, buffer, reply, label, policy)
         if plan.exact_until < len(plan.prompt):
             return known
         for index, part in enumerate(plan.parts):
