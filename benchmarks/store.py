@@ -1,6 +1,6 @@
 """How fast are the tiers, against the plain operation under each? Medians of alternating rounds in one process.
 
-python benchmarks/store.py --folder /var/tmp/kvcomm-bench --out results/bench-store.json
+``python -m benchmarks.store --folder FOLDER --out results/bench-store.json``
 """
 
 from __future__ import annotations
