@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -126,9 +127,13 @@ def test_windows_are_read_for_each_layer() -> None:
 
 def test_the_cache_argument_is_found_by_its_name() -> None:
     model = FAMILIES["llama"]()
-    assert cache_argument(model) == "past_key_values"
+    assert cache_argument(model) in inspect.signature(model.forward).parameters
+
+    def older(input_ids: torch.Tensor, past_key_values: Any = None) -> None: ...
 
     def newer(input_ids: torch.Tensor, cache: Any = None) -> None: ...
 
+    model.forward = older
+    assert cache_argument(model) == "past_key_values"
     model.forward = newer
     assert cache_argument(model) == "cache"
