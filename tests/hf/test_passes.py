@@ -8,7 +8,7 @@ import torch
 from kvcomm.errors import InvalidInput, UnsupportedModel
 from kvcomm.reuse.backend import KVBuffer
 from tests.tiny_backend import backend_of, tiny_backend
-from tests.tiny_models import FAMILIES, _build
+from tests.tiny_models import FAMILIES
 
 TOKENS = 60
 IDS = [(11 * n + 5) % 128 for n in range(TOKENS)]
@@ -91,8 +91,7 @@ def test_refuses_queries_outside_the_pass(queries: list[int]) -> None:
 
 
 def test_refuses_to_watch_what_sdpa_does_not_show() -> None:
-    types = ["sliding_attention", "full_attention", "sliding_attention"]
-    backend = backend_of(_build("Gemma2", head_dim=16, layer_types=types, sliding_window=32))
+    backend = backend_of(FAMILIES["llama"]())
     backend.grouped = False  # as where softcapping or sinks are asked for; which models do depends on transformers
     with pytest.raises(UnsupportedModel, match="attn_implementation='eager'"):
         backend.attended(KVBuffer(backend.spec, TOKENS), IDS, range(TOKENS), [3])
