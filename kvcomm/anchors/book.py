@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from kvcomm.anchors.gain import Gain
-from kvcomm.anchors.offset import LinearOffset, OffsetEstimator, Predictor
+from kvcomm.anchors.offset import LinearOffset, LinearPredictor, OffsetEstimator, Predictor
 from kvcomm.anchors.saved import Learned
 from kvcomm.anchors.statistics import OffsetStatistics, Pair, check_observation, features
 from kvcomm.anchors.variance import OffsetErrors, solve_errors
+from kvcomm.rope.view import LinearMap
 from kvcomm.types import ModelFingerprint, SegmentKV
 
 
@@ -104,18 +105,23 @@ class OffsetBook:
         Returns:
             offset in the base's shape and dtype, unrotated; layer 0 is zero.
         """
-        predictor = self.predictor()
-        if predictor is None or len(base) == 0 or self.statistics.layers == 0:
-            return None
-        factor = self._factor(pair)
-        if factor is None or float(factor.max()) <= 0:
-            return None
-        offset = predictor.predict(pair, base)
-        if offset is None:
+        predictor, factor = self.predictor(), self._useful(pair, base)
+        offset = predictor.predict(pair, base) if predictor is not None and factor is not None else None
+        if offset is None or factor is None:
             return None
         keys, values = offset.chunk(2, dim=-1)
         scale = factor.to(device=offset.device, dtype=offset.dtype)[:, :, None, None, None]
         return SegmentKV(_with_first(keys * scale[:, 0], base), _with_first(values * scale[:, 1], base))
+
+    def linear(self, pair: Pair, base: SegmentKV) -> LinearMap | None:
+        """What ``estimate`` gives as a linear map of the base, not applied yet, or None where it is not one.
+
+        For a splice that applies it while it moves the base, on the base's device.
+        """
+        predictor, factor = self.predictor(), self._useful(pair, base)
+        if not isinstance(predictor, LinearPredictor) or factor is None:
+            return None
+        return predictor.map(pair, base, factor)
 
     def errors(self) -> OffsetErrors | None:
         """Expected errors of offsets under the present statistics, or None while nothing was observed."""
@@ -124,6 +130,11 @@ class OffsetBook:
             ridge = self.estimator.ridge if isinstance(self.estimator, LinearOffset) else LinearOffset().ridge
             self._errors = (version, solve_errors(self.statistics, ridge))
         return self._errors[1]
+
+    def _useful(self, pair: Pair, base: SegmentKV) -> torch.Tensor | None:
+        """Shrinkage [layers - 1, 2] of an offset for ``pair``, or None where it would be all 0 or there is no KV."""
+        factor = self._factor(pair) if len(base) and self.statistics.layers else None
+        return None if factor is None or float(factor.max()) <= 0 else factor
 
     def _factor(self, pair: Pair) -> torch.Tensor | None:
         gain = self.gains.get(pair)

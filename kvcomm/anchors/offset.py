@@ -7,12 +7,13 @@ a predictor. All work in the unrotated frame, where an offset does not depend on
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
 from kvcomm.anchors.statistics import OffsetStatistics, Pair, PairSums, bucket_of, features, total_sums
+from kvcomm.rope.view import LinearMap
 from kvcomm.types import SegmentKV
 
 
@@ -93,22 +94,57 @@ class LinearOffset:
 
 @dataclass(frozen=True)
 class LinearPredictor:
-    """weights [layers - 1, heads, F, F]; intercepts [layers - 1, heads, buckets, F], for all pairs and for each."""
+    """weights [layers - 1, heads, F, F]; intercepts [layers - 1, heads, buckets, F], for all pairs and for each.
+
+    What a GPU has been sent stays there for as long as the predictor lives: at most as much again as is held here.
+    """
 
     weights: torch.Tensor
     intercept: torch.Tensor
     intercepts: Mapping[Pair, torch.Tensor]
+    _sent: dict[tuple[Pair | str, torch.device], torch.Tensor] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def map(self, pair: Pair, base: SegmentKV, factor: torch.Tensor) -> LinearMap:
+        """The offset of ``base`` used at ``pair.used`` as a map to be applied where the base is moved.
+
+        Args:
+            factor: shrinkage, [layers - 1, 2] for keys and values.
+        """
+        device = base.keys.device
+        intercept = self._intercept(pair, device)
+        scale = factor.to(device=device, dtype=torch.float32).contiguous()
+        return LinearMap(self._weights(device), intercept, _buckets(base, intercept.shape[2]), scale)
 
     def predict(self, pair: Pair, base: SegmentKV) -> torch.Tensor | None:
         x = features(base).float()
-        intercept = self.intercepts.get(pair, self.intercept)
-        add = intercept.to(x.device)[:, :, _buckets(base, intercept.shape[2])]
+        intercept = self._intercept(pair, x.device)
+        add = intercept[:, :, _buckets(base, intercept.shape[2])]
         layers, heads, tokens, width = x.shape
-        weights = self.weights.to(x.device)
+        weights = self._weights(x.device)
         out = torch.baddbmm(
             add.reshape(layers * heads, tokens, width), x.reshape(-1, tokens, width), weights.reshape(-1, width, width)
         )
         return out.reshape(x.shape)
+
+    def _weights(self, device: torch.device) -> torch.Tensor:
+        if device == self.weights.device:
+            return self.weights
+        key = ("weights", device)
+        if key not in self._sent:  # by columns, as tensor cores want it
+            self._sent[key] = self.weights.to(device).mT.contiguous().mT
+        return self._sent[key]
+
+    def _intercept(self, pair: Pair, device: torch.device) -> torch.Tensor:
+        known = pair in self.intercepts
+        intercept = self.intercepts[pair] if known else self.intercept
+        if device == intercept.device:
+            return intercept
+        key = (pair if known else "all pairs", device)
+        if key not in self._sent:
+            self._sent[key] = intercept.to(device)
+        return self._sent[key]
 
 
 def _buckets(base: SegmentKV, known: int) -> torch.Tensor:

@@ -6,12 +6,14 @@ from kvcomm.anchors.book import Observation, OffsetBook
 from kvcomm.anchors.pool import BasePool
 from kvcomm.anchors.statistics import Pair
 from kvcomm.keys import Recipe
+from kvcomm.reuse import fused
 from kvcomm.reuse.backend import KVBuffer, ModelBackend
 from kvcomm.reuse.plan import PartPlan, Plan
 from kvcomm.reuse.policy import Policy, Reuse
 from kvcomm.reuse.select import Scene
 from kvcomm.reuse.splice import cut, splice
-from kvcomm.types import Segment, digest_tokens
+from kvcomm.rope.view import LinearMap
+from kvcomm.types import Segment, SegmentKV, digest_tokens
 
 
 def prepare(backend: ModelBackend, plan: Plan, policy: Policy, book: OffsetBook, room: int) -> tuple[Plan, KVBuffer]:
@@ -49,8 +51,17 @@ def _tail_start(plan: Plan) -> int:
 
 def _splice_part(buffer: KVBuffer, backend: ModelBackend, part: PartPlan, book: OffsetBook) -> None:
     if part.base is not None:
-        offset = book.estimate(part.pair, part.base.kv) if part.pair is not None else None
-        splice(buffer, backend.spec, part.base.kv, part.start, offset)
+        splice(buffer, backend.spec, part.base.kv, part.start, _offset(backend, part.pair, part.base.kv, book))
+
+
+def _offset(
+    backend: ModelBackend, pair: Pair | None, base: SegmentKV, book: OffsetBook
+) -> SegmentKV | LinearMap | None:
+    """What the context adds; as a map where a kernel can apply it on the way, which moves a fraction of the bytes."""
+    if pair is None:
+        return None
+    mapped = book.linear(pair, base) if fused.handles(backend.spec, base.keys.device) else None
+    return mapped if mapped is not None else book.estimate(pair, base)
 
 
 def keep(pool: BasePool, backend: ModelBackend, buffer: KVBuffer, plan: Plan, every_exact: bool) -> int:

@@ -6,7 +6,9 @@ import torch
 
 from kvcomm import rope
 from kvcomm.errors import InvalidInput
+from kvcomm.reuse import fused
 from kvcomm.reuse.backend import KVBuffer, ModelSpec
+from kvcomm.rope.view import LinearMap
 from kvcomm.types import SegmentKV
 
 
@@ -15,7 +17,9 @@ def positions_of(start: int, length: int, device: torch.device) -> torch.Tensor:
     return torch.arange(start, start + length, dtype=torch.int64, device=device)
 
 
-def splice(buffer: KVBuffer, spec: ModelSpec, base: SegmentKV, start: int, offset: SegmentKV | None = None) -> None:
+def splice(
+    buffer: KVBuffer, spec: ModelSpec, base: SegmentKV, start: int, offset: SegmentKV | LinearMap | None = None
+) -> None:
     """Write base + offset into ``buffer`` at ``start``, rotating the keys once to their new positions.
 
     ``buffer.length`` is the caller's to set, once everything up to it is filled.
@@ -23,10 +27,11 @@ def splice(buffer: KVBuffer, spec: ModelSpec, base: SegmentKV, start: int, offse
     Args:
         base: unrotated KV, [n_layers, n_kv_heads, T, head_dim].
         offset: what the new context adds, same shape and frame, or None. In layer 0 it is zero: keys and values of
-            the first layer depend on the token alone.
+            the first layer depend on the token alone. A linear map is applied on the way where ``fused.handles``.
 
     Raises:
-        InvalidInput: base does not fit the model, offset does not fit base, or the range does not fit the buffer.
+        InvalidInput: base does not fit the model, offset does not fit base, the range does not fit the buffer, or the
+            offset is a linear map where no kernel runs.
     """
     length = len(base)
     base.check(spec.fingerprint, length)
@@ -40,12 +45,17 @@ def splice(buffer: KVBuffer, spec: ModelSpec, base: SegmentKV, start: int, offse
     target_k = buffer.keys[:, :, start : start + length]
     target_v = buffer.values[:, :, start : start + length]
     positions = positions_of(start, length, base.keys.device)
+    if isinstance(offset, SegmentKV) and offset.keys.shape != base.keys.shape:
+        raise InvalidInput(f"offset {tuple(offset.keys.shape)} does not fit its base {tuple(base.keys.shape)}")
+    if fused.handles(spec, buffer.keys.device):
+        fused.place(base, target_k, target_v, positions, spec, offset)
+        return
+    if isinstance(offset, LinearMap):
+        raise InvalidInput(f"no kernel applies a linear map on {base.keys.device}; pass OffsetBook.estimate's offset")
     if offset is None:
         target_v.copy_(base.values)
         rope.rotate(base.keys, positions, spec.rope, out=target_k)
         return
-    if offset.keys.shape != base.keys.shape:
-        raise InvalidInput(f"offset {tuple(offset.keys.shape)} does not fit its base {tuple(base.keys.shape)}")
     torch.add(base.values, offset.values, out=target_v)
     rope.rotate_add(base.keys, offset.keys, positions, spec.rope, out=target_k)
 
@@ -59,6 +69,8 @@ def cut(buffer: KVBuffer, spec: ModelSpec, start: int, stop: int) -> SegmentKV:
     if not 0 <= start <= stop <= buffer.length:
         raise InvalidInput(f"positions {start} to {stop} are not all filled: the buffer holds {buffer.length} tokens")
     keys = buffer.keys[:, :, start:stop]
+    if stop > start and fused.handles(spec, keys.device):
+        return fused.cut(keys, buffer.values[:, :, start:stop], positions_of(start, stop - start, keys.device), spec)
     if stop > start:
         unrotated = rope.unrotate(keys, positions_of(start, stop - start, keys.device), spec.rope)
     else:
