@@ -2,8 +2,9 @@
 
     python -m benchmarks.gpu [--model FOLDER_OR_ID] [--out results/gpu.json]
 
-First correctness, against the tests' float64 oracle; then bandwidth of each kernel beside a device copy measured in the
-same run; then time to first token, dense against reused, in one process. Without a CUDA device it says so and exits 2.
+First correctness of the kernels, against the tests' float64 oracle; then attention over chosen positions, right and
+timed; then bandwidth of each kernel beside a device copy measured in the same run; then time to first token, dense
+against reused with learned offsets, in one process. Without a CUDA device it says so and exits 2.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.compile_kernels import DTYPES, HEADS, Case, bytes_per_element, launch_of
+from benchmarks.gpu_attention import attention
 from kvcomm.rope.view import AddedOffset, KVView, LinearMap
 from tests.rope.oracle import TOLERANCES, error, make_spec, of_spec, oracle
 
@@ -126,35 +128,58 @@ def random_model(device: str = "cuda", layers: int = 16, hidden: int = 2048) -> 
 
 
 def first_token(model: Any, tokenizer: Any, segment_tokens: int = 1024, repeats: int = 7) -> list[dict[str, Any]]:
-    """Seconds to the first token: four texts behind another prefix than the one that they were computed behind."""
+    """Seconds to the first token: four texts behind another prefix than the one that they were computed behind.
+
+    Offsets are learned first, so that the splice has a linear map to apply. The first row is what building the engine
+    took, kernels compiled and proven in it, and what it chose.
+    """
     from kvcomm.hf.engine import Engine
+    from kvcomm.reuse import fused
     from kvcomm.reuse.policy import Balanced, Dense, Fast
     from kvcomm.reuse.prompt import Part, Prompt
     from kvcomm.types import Segment
 
+    began = time.perf_counter()
     engine = Engine(model, tokenizer, weights="for measuring")
+    built = time.perf_counter() - began
+    spec = engine.backend.spec
     generator = torch.Generator().manual_seed(1)
 
     def text(tokens: int) -> Segment:
-        return Segment(tuple(torch.randint(2, engine.backend.spec.vocab_size, (tokens,), generator=generator).tolist()))
+        return Segment(tuple(torch.randint(2, spec.vocab_size, (tokens,), generator=generator).tolist()))
 
     texts = [text(segment_tokens) for _ in range(4)]
     engine.isolate(texts, behind=text(4))
-    parts = [Part(segment, f"agent/{index}") for index, segment in enumerate((text(32), *texts, text(32)))]
+    head = text(32)
+
+    def prompt_with(question: Segment) -> Prompt:
+        return Prompt(tuple(Part(segment, f"agent/{index}") for index, segment in enumerate((head, *texts, question))))
+
+    for _ in range(2):  # the second tests what the first taught
+        engine.study(prompt_with(text(32)))
+    prompt = prompt_with(text(32))
+    plan = Balanced().plan(prompt, engine.pool, engine.book)
+    maps = [engine.book.linear(part.pair, part.base.kv) for part in plan.parts if part.base and part.pair]
     measured = engine.fork(learn=False)
     times: dict[str, list[float]] = {}
     for repeat in range(repeats + 1):
         for name, policy in (("dense", Dense()), ("balanced", Balanced()), ("fast", Fast())):
             began = time.perf_counter()
-            reply = measured.generate(Prompt(tuple(parts)), max_new_tokens=1, policy=policy, do_sample=False)
-            if repeat:  # the first round compiles and warms up; a reply's ids are on the host, so the GPU has finished
+            reply = measured.generate(prompt, max_new_tokens=1, policy=policy, do_sample=False)
+            if repeat:  # the first round warms up; a reply's ids are on the host, so the GPU has finished
                 times.setdefault(name, []).append(time.perf_counter() - began - reply.learn_s)
     dense = statistics.median(times["dense"])
-    tokens = sum(len(part.segment) for part in parts)
-    return [
+    chosen = {
+        "engine_s": built,
+        "kernels": fused.handles(spec, spec.device),
+        "attention": engine.backend.attend.__name__,
+        "linear_maps": sum(found is not None for found in maps),
+        "parts": len(maps),
+    }
+    return [chosen] + [
         {
             "policy": name,
-            "prompt_tokens": tokens,
+            "prompt_tokens": len(prompt),
             "ttft_s": statistics.median(found),
             "dense_over_it": dense / statistics.median(found),
         }
@@ -178,8 +203,10 @@ def main() -> int:
     device = torch.cuda.get_device_name()
     report: dict[str, Any] = {"device": device, "torch": torch.__version__, "cuda": torch.version.cuda}
     print(json.dumps(report))
-    for name, part in (("correctness", correctness), ("bandwidth", bandwidth)):
-        report[name] = part()
+    parts = {"correctness": correctness, "attention": lambda: attention(seconds), "bandwidth": bandwidth}
+    for name, part in parts.items():
+        with torch.inference_mode():
+            report[name] = part()
         for row in report[name]:
             print(json.dumps(row))
     if time.perf_counter() - started < BUDGET_S:
@@ -199,8 +226,9 @@ def main() -> int:
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(report, indent=1), encoding="utf-8")
-    wrong = [row for row in report["correctness"] if not row["ok"]]
-    print(f"{len(wrong)} of {len(report['correctness'])} results wrong; {report['seconds']:.0f} s")
+    checked = report["correctness"] + report["attention"]
+    wrong = [row for row in checked if not row["ok"]]
+    print(f"{len(wrong)} of {len(checked)} results wrong; {report['seconds']:.0f} s")
     return 1 if wrong else 0
 
 

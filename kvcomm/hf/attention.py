@@ -1,9 +1,10 @@
-"""Attention for passes over chosen positions: grouped heads without repeated keys, keys cut at each block of queries.
+"""Attention of a model during passes over chosen positions, put there through transformers' public interface.
 
 transformers' sdpa repeats the KV heads for every group of query heads as soon as a mask is given, and lets each query
 look at every key, hidden or not. For a hundred tokens scattered over thousands that costs more than all else together.
-The function here is registered through transformers' public interface and is used only inside ``over``: it knows the
-positions of the pass's queries. A thread outside such a pass that sees its name gets plain sdpa and sdpa's masks.
+The function here knows the positions of the pass's queries and hands them to what ``kvcomm.hf.attend`` chose. It is
+registered when a backend is built and used only inside ``over``. A thread outside such a pass that sees its name gets
+plain sdpa and sdpa's masks.
 """
 
 from __future__ import annotations
@@ -12,40 +13,23 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from kvcomm.hf.attend import Implementation
+from kvcomm.hf.grouped import Block, Grouped, by_kv_head
+
 NAME = "kvcomm_positions"
-# Queries that share one cut of the keys. On a CPU blocks of 16 to 64 are alike and 128 takes three times as long (128
-# tokens over 3,072, 9 heads of 64); on a device each block is a launch.
-_CPU_BLOCK, _DEVICE_BLOCK = 32, 128
 _NOT_HANDLED = ("softcap", "s_aux", "position_bias")
 
 
 class NotHandled(Exception):
     """A layer asks for more than scaled, masked softmax attention; the model's own masked path must run instead."""
-
-
-@dataclass(frozen=True)
-class Block:
-    """Queries ``first`` to ``stop`` of a pass, which see keys among ``low`` to ``high``.
-
-    Attributes:
-        bias: 0 where a query sees a key, else minus infinity; [1, 1, stop - first, high - low] in the KV's dtype.
-    """
-
-    first: int
-    stop: int
-    low: int
-    high: int
-    bias: torch.Tensor
 
 
 class Watch:
@@ -69,13 +53,20 @@ class Watch:
         """Attention averaged over heads and layers, [queries, length]; each row sums to 1."""
         return self.total / max(self.heads, 1)
 
-    def see(self, block: Block, query: torch.Tensor, key: torch.Tensor, scaling: float) -> None:
-        """Add one layer's probabilities for the watched queries of ``block``.
+    def see(self, blocks: Sequence[Block], query: torch.Tensor, key: torch.Tensor, scaling: float) -> None:
+        """Add one layer's probabilities for the watched queries.
 
         Args:
-            query: [kv heads, group, block.stop - block.first, head_dim].
-            key: [kv heads, 1 or group, block.high - block.low, head_dim].
+            query: [1, heads, n, head_dim].
+            key: [1, kv heads, length, head_dim].
         """
+        grouped = by_kv_head(query, key)
+        for block in blocks:
+            q, k = grouped[:, :, block.first : block.stop], key[0, :, None, block.low : block.high]
+            self._see(block, q, k, scaling)
+        self.heads += query.shape[1]
+
+    def _see(self, block: Block, query: torch.Tensor, key: torch.Tensor, scaling: float) -> None:
         inside = (self.queries >= block.first) & (self.queries < block.stop)
         if not bool(inside.any()):
             return
@@ -92,6 +83,7 @@ class Pass:
         windows: for each layer the width of its sliding window in tokens, or None.
         dtype: of the model's keys and values.
         watch: collects probabilities, or None.
+        attend: the attention to run.
     """
 
     def __init__(
@@ -100,33 +92,22 @@ class Pass:
         windows: Sequence[int | None],
         dtype: torch.dtype,
         watch: Watch | None = None,
+        attend: Implementation = Grouped,
     ) -> None:
         self.tokens = int(positions.shape[0])
         self.windows = tuple(windows)
         self.watch = watch
-        self._blocks = {window: _blocks(positions, window, dtype) for window in set(windows)}
+        self._attend = {window: attend(positions, window, dtype) for window in set(windows)}
+        self._watched = {} if watch is None else {w: Grouped(positions, w, dtype).blocks for w in set(windows)}
 
-    def blocks(self, layer: int) -> tuple[Block, ...]:
-        """The blocks of queries as a layer sees them."""
-        return self._blocks[self.windows[layer]]
-
-
-def _blocks(positions: torch.Tensor, window: int | None, dtype: torch.dtype) -> tuple[Block, ...]:
-    size = _CPU_BLOCK if positions.device.type == "cpu" else _DEVICE_BLOCK
-    where = positions.tolist()
-    blocks = []
-    for first in range(0, len(where), size):
-        stop = min(first + size, len(where))
-        low = 0 if window is None else max(where[first] - window + 1, 0)
-        high = where[stop - 1] + 1
-        keys = torch.arange(low, high, device=positions.device)
-        at = positions[first:stop, None]
-        hidden = keys[None] > at
-        if window is not None:
-            hidden |= keys[None] <= at - window
-        bias = torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, float("-inf"))
-        blocks.append(Block(first, stop, low, high, bias[None, None]))
-    return tuple(blocks)
+    def run(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        """Attention of one layer, watched if the pass is; arguments and result as of ``kvcomm.hf.attend.Attend``."""
+        window = self.windows[layer]
+        if self.watch is not None:
+            self.watch.see(self._watched[window], query, key, scaling)
+        return self._attend[window](query, key, value, scaling)
 
 
 _active: ContextVar[Pass | None] = ContextVar("kvcomm_attention_pass", default=None)
@@ -160,23 +141,7 @@ def positions_attention(
     asked = [name for name in _NOT_HANDLED if kwargs.get(name) is not None]
     if layer is None or asked or dropout or query.shape[0] != 1 or query.shape[2] != current.tokens:
         raise NotHandled(f"{type(module).__name__} asks for {asked or 'another shape of attention'}")
-    _, heads, tokens, head_dim = query.shape
-    kv_heads = key.shape[1]
-    scale = head_dim**-0.5 if scaling is None else scaling
-    grouped = query[0].view(kv_heads, heads // kv_heads, tokens, head_dim)
-    out = query.new_empty(1, tokens, heads, value.shape[3])
-    for block in current.blocks(layer):
-        q = grouped[:, :, block.first : block.stop]
-        # A stride of 0 over the group: the kernel reads each KV head in place, and one mask serves all heads.
-        k = key[0, :, None, block.low : block.high].expand(-1, heads // kv_heads, -1, -1)
-        v = value[0, :, None, block.low : block.high].expand(-1, heads // kv_heads, -1, -1)
-        seen = scaled_dot_product_attention(q, k, v, attn_mask=block.bias, scale=scale)
-        out[0, block.first : block.stop] = seen.flatten(0, 1).transpose(0, 1)
-        if current.watch is not None:
-            current.watch.see(block, q, k, scale)
-    if current.watch is not None:
-        current.watch.heads += heads
-    return out, None
+    return current.run(layer, query, key, value, query.shape[3] ** -0.5 if scaling is None else scaling), None
 
 
 def register() -> None:

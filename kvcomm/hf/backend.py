@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvcomm.errors import FingerprintMismatch, InvalidInput, UnsupportedModel
 from kvcomm.hf import attention
+from kvcomm.hf.attend import Shape, choose
 from kvcomm.hf.cache import EndOfPass, scatter_cache
 from kvcomm.hf.fingerprint import adapter_digest, shape_of, tokenizer_digest, weights_digest
 from kvcomm.hf.support import (
@@ -21,6 +22,7 @@ from kvcomm.hf.support import (
     proven_rope,
     text_config,
 )
+from kvcomm.reuse import fused
 from kvcomm.reuse.backend import KVBuffer, ModelSpec
 from kvcomm.types import ModelFingerprint, digest_fields
 
@@ -82,8 +84,10 @@ class HFBackend:
     """Runs one transformers model. Holds no state between calls but the model itself.
 
     Attributes:
-        grouped: whether passes over chosen positions run kvcomm.hf.attention. They do where it was shown, when the
-            backend was built, to give what the model's own masked attention gives; eager attention keeps its own.
+        grouped: whether passes over chosen positions run the attention that kvcomm.hf.attend chose. They do where it
+            was shown, when the backend was built, to give what the model's own masked attention gives; eager attention
+            keeps its own.
+        attend: that attention.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weights: str | None = None) -> None:
@@ -97,10 +101,12 @@ class HFBackend:
         self._implementation = str(self._config._attn_implementation)
         self._eager = self._implementation == "eager"
         self.grouped = False
+        self.attend = choose(self._shape())
         if not self._eager:
             attention.register()
             self.grouped = self._grouped_is_equal()
         self._prove()
+        fused.handles(self._spec, self._spec.device)  # kernels are compiled now, not in the first call
         self._parameters = tuple(model.parameters())
         self._built = self._state()
 
@@ -207,8 +213,12 @@ class HFBackend:
         """The attention that a pass runs under: grouped where there is a mask to spare, else the model's own."""
         if not self.grouped or (watch is None and "attention_mask" not in inputs):
             return nullcontext()
-        current = attention.Pass(where, self.spec.windows, self.spec.fingerprint.torch_dtype, watch)
+        current = attention.Pass(where, self.spec.windows, self.spec.fingerprint.torch_dtype, watch, self.attend)
         return attention.over(self.model, self._config, current)
+
+    def _shape(self) -> Shape:
+        f, heads = self.spec.fingerprint, int(self._config.num_attention_heads)
+        return Shape(heads, f.n_kv_heads, f.head_dim, f.torch_dtype, self.spec.device, self.spec.windows)
 
     def _run(self, inputs: dict[str, Any], logits: int) -> torch.Tensor:
         if logits == 0:
