@@ -11,9 +11,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvcomm.errors import FingerprintMismatch, InvalidInput, UnsupportedModel
 from kvcomm.hf import attention
-from kvcomm.hf.attend import Shape, choose
+from kvcomm.hf.attend import Implementation, Shape, choose
 from kvcomm.hf.cache import EndOfPass, scatter_cache
 from kvcomm.hf.fingerprint import adapter_digest, shape_of, tokenizer_digest, weights_digest
+from kvcomm.hf.grouped import Grouped
 from kvcomm.hf.support import (
     cache_argument,
     layer_kinds,
@@ -101,9 +102,10 @@ class HFBackend:
         self._implementation = str(self._config._attn_implementation)
         self._eager = self._implementation == "eager"
         self.grouped = False
-        self.attend = choose(self._shape())
+        self.attend: Implementation = Grouped
         if not self._eager:
             attention.register()
+            self.attend = choose(self._shape())
             self.grouped = self._grouped_is_equal()
         self._prove()
         fused.handles(self._spec, self._spec.device)  # kernels are compiled now, not in the first call
@@ -217,8 +219,9 @@ class HFBackend:
         return attention.over(self.model, self._config, current)
 
     def _shape(self) -> Shape:
-        f, heads = self.spec.fingerprint, int(self._config.num_attention_heads)
-        return Shape(heads, f.n_kv_heads, f.head_dim, f.torch_dtype, self.spec.device, self.spec.windows)
+        f = self.spec.fingerprint
+        heads = getattr(self._config, "num_attention_heads", f.n_kv_heads)
+        return Shape(int(heads), f.n_kv_heads, f.head_dim, f.torch_dtype, self.spec.device, self.spec.windows)
 
     def _run(self, inputs: dict[str, Any], logits: int) -> torch.Tensor:
         if logits == 0:
