@@ -53,15 +53,17 @@ def test_attention_that_is_wrong_or_fails_is_a_result(monkeypatch: pytest.Monkey
     assert all("no kernel image" in row["failed"] for row in rows if row["attention"] == "failing")
 
 
+@pytest.mark.slow
 def test_correctness(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under Triton's interpreter, which cuts bfloat16 off and so is not held to the limit of compiled code there."""
     pytest.importorskip("triton", reason="triton, the gpu extra, is not installed: kernels are not tested")
     with pytest.MonkeyPatch.context() as patch:  # the variable is read when the kernels are defined
         patch.setenv("TRITON_INTERPRET", "1")
         import kvcomm.rope.triton_linear  # noqa: F401
-    monkeypatch.setattr(gpu, "DTYPES", {"fp32": torch.float32, "fp16": torch.float16})
+    monkeypatch.setattr(gpu, "DTYPES", {"fp32": torch.float32})
     rows = gpu.correctness("cpu")
-    assert len(rows) == 20 and all(row["ok"] for row in rows), rows
+    assert len(rows) == 10 and all(row["ok"] for row in rows), rows
+    monkeypatch.setattr(gpu, "DTYPES", {"fp16": torch.float16})
     monkeypatch.setattr(gpu, "oracle", lambda keys, *_, **__: keys.double())
     assert not any(row["ok"] for row in gpu.correctness("cpu"))
 
