@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
 
 from kvcomm.anchors.book import OffsetBook
 from kvcomm.anchors.pool import BasePool
@@ -17,9 +16,9 @@ from kvcomm.anchors.saved import add_to, load_from
 from kvcomm.anchors.stored import StoredPool
 from kvcomm.errors import FingerprintMismatch, InvalidInput, PromptTooLong, StoreError
 from kvcomm.hf.agent import Agent
-from kvcomm.hf.arguments import Clock, check_generate_arguments, stop_tokens
 from kvcomm.hf.backend import HFBackend
-from kvcomm.hf.reply import Prefilled, Reply, Usage
+from kvcomm.hf.generation import generate
+from kvcomm.hf.reply import Prefilled, Reply
 from kvcomm.hf.support import cache_argument
 from kvcomm.hf.template import Template, TemplatePart
 from kvcomm.keys import Recipe
@@ -31,8 +30,6 @@ from kvcomm.reuse.run import keep, keep_reply, observe, prepare
 from kvcomm.reuse.splice import cut
 from kvcomm.store.base import Store
 from kvcomm.types import Namespace, Segment
-
-log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -204,42 +201,7 @@ class Engine:
             InvalidInput: as prefill, ``max_new_tokens`` is below 1, or an argument for model.generate does not go with
                 the prepared cache; nothing was changed.
         """
-        began = time.perf_counter() if started is None else started
-        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-            raise InvalidInput(f"max_new_tokens is {max_new_tokens}; ask for at least 1")
-        check_generate_arguments(generate_kwargs)
-        prefilled = self.prefill(prompt, room=max_new_tokens, policy=policy)
-        prepared = time.perf_counter()
-        clock = Clock()
-        arguments = {**prefilled.generate_kwargs(), "max_new_tokens": max_new_tokens, **generate_kwargs}
-        arguments["stopping_criteria"] = StoppingCriteriaList([*stopping_criteria, clock])
-        generate: Any = self.model.generate
-        with torch.inference_mode():
-            output = generate(**arguments)
-        finished = time.perf_counter()
-        sequences = output if isinstance(output, torch.Tensor) else output.sequences
-        token_ids = tuple(sequences[0, len(prompt) :].tolist())
-        stops = stop_tokens(self.model, self.tokenizer, generate_kwargs)
-        end = next((n for n, token in enumerate(token_ids) if token in stops), len(token_ids))
-        segment = Segment(token_ids[:end])
-        if self.learn:
-            try:
-                self._after(prefilled, segment, label, policy or self.policy)
-            except Exception as error:  # the answer is there; what could not be kept or learned costs reuse only
-                log.warning("not everything was kept or learned from a call: %s", error, exc_info=error)
-        return Reply(
-            text=str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True)),
-            token_ids=token_ids,
-            segment=segment,
-            output=output,
-            ttft_s=(clock.first or finished) - began,
-            prefill_s=prepared - began,
-            wall_s=finished - began,
-            learn_s=time.perf_counter() - finished,
-            usage=Usage.of(prefilled.plan.counts, len(token_ids)),
-            plan=prefilled.plan,
-            pool_version=self.version,
-        )
+        return generate(self, prompt, label, max_new_tokens, policy, stopping_criteria, started, generate_kwargs)
 
     def force(
         self, prompt: Prompt, answer: Segment, *, label: str = "", policy: Policy | None = None
@@ -366,15 +328,6 @@ class Engine:
                 f"token id {highest} is outside the model's vocabulary of {spec.vocab_size}; tokenise with the model's "
                 "own tokenizer"
             )
-
-    def _after(self, prefilled: Prefilled, reply: Segment, label: str, policy: Policy) -> None:
-        plan, buffer = prefilled.plan, prefilled.buffer
-        if not prefilled.take_back() or self._crosses(len(plan.prompt)):
-            return
-        if self._crosses(len(plan.prompt) + len(reply)):
-            reply = Segment(())  # the model turned to its other frequencies on the way
-        self._finish(buffer, (*plan.prompt.token_ids, *reply.token_ids))
-        self._learn_from(plan, buffer, reply, label, policy)
 
     def _finish(self, buffer: KVBuffer, token_ids: Sequence[int]) -> None:
         """Compute the KV of the ids that ``buffer`` does not hold yet."""
