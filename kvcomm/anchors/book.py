@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,9 +10,10 @@ import torch
 
 from kvcomm.anchors.gain import Gain
 from kvcomm.anchors.offset import LinearOffset, LinearPredictor, OffsetEstimator, Predictor
-from kvcomm.anchors.saved import Learned
+from kvcomm.anchors.saved import Learned, dump
 from kvcomm.anchors.statistics import OffsetStatistics, Pair, check_observation, features
 from kvcomm.anchors.variance import OffsetErrors, solve_errors
+from kvcomm.errors import InvalidInput
 from kvcomm.rope.view import LinearMap
 from kvcomm.types import ModelFingerprint, SegmentKV
 
@@ -28,6 +30,9 @@ class Observation:
 class OffsetBook:
     """Offsets of one namespace and fingerprint: statistics, an estimator and its running gain.
 
+    Threads may use one book at once. One of them learns at a time; while it solves, the others go on predicting with
+    what was solved before.
+
     Args:
         learned: what to go on from. When it is given, what is learned from then on is also held apart, to be saved.
     """
@@ -39,6 +44,8 @@ class OffsetBook:
         learned: Learned | None = None,
     ) -> None:
         self.fingerprint = fingerprint
+        self._learning = threading.RLock()  # held by whoever changes or solves the sums
+        self._lock = threading.RLock()  # held for the moment in which the sums and the tests change or are read
         self.estimator: OffsetEstimator = estimator or LinearOffset()
         self._learned = learned if learned is not None else Learned.empty(fingerprint)
         self._fresh = None if learned is None else Learned.empty(fingerprint)
@@ -53,19 +60,65 @@ class OffsetBook:
         """
         for seen in observations:
             check_observation(seen.base, seen.true)
-        predictor = self.predictor()
-        new = Learned.empty(self.fingerprint)
-        for seen in observations:
-            predicted = predictor.predict(seen.pair, seen.base) if predictor else None
-            new.statistics.observe(seen.pair, seen.base, seen.true)
-            if predicted is not None:
-                gain = new.gains.setdefault(seen.pair, Gain(self.statistics.layers))
-                gain.test(predicted, features(seen.true).float() - features(seen.base).float())
-        if observations:
-            self._learned.merge(new)
-            if self._fresh is not None:
-                self._fresh.merge(new)
+        if not observations:
+            return
+        with self._learning:
+            predictor = self.predictor()
+            new = Learned.empty(self.fingerprint)
+            for seen in observations:
+                predicted = predictor.predict(seen.pair, seen.base) if predictor else None
+                new.statistics.observe(seen.pair, seen.base, seen.true)
+                if predicted is not None:
+                    gain = new.gains.setdefault(seen.pair, Gain(self.statistics.layers))
+                    gain.test(predicted, features(seen.true).float() - features(seen.base).float())
+            with self._lock:
+                self._learned.merge(new)
+                if self._fresh is not None:
+                    self._fresh.merge(new)
             self.predictor()  # solved now, so that the next call's first token does not wait for it
+
+    def forget(self, label: str) -> int:
+        """Drop the means and tests of every pair captured or used at ``label``; returns how many pairs there were.
+
+        What they taught the map that all pairs share stays in its sums: those add, and cannot be taken apart.
+        """
+        with self._learning, self._lock:
+            gone = self._learned.forget(label)
+            if self._fresh is not None:
+                self._fresh.forget(label)
+        return gone
+
+    def clear(self) -> int:
+        """Drop everything learned, the shared sums with it; returns how many pairs there were."""
+        with self._learning, self._lock:
+            gone = len(self.statistics.pairs)
+            version = self.statistics.version
+            self._learned = Learned.empty(self.fingerprint)
+            self._learned.statistics.version = version + 1
+            if self._fresh is not None:
+                self._fresh = Learned.empty(self.fingerprint)
+        return gone
+
+    def dump(self) -> bytes:
+        """Everything learned as bytes (kvcomm.anchors.saved)."""
+        with self._learning:
+            return dump(self._learned)
+
+    def take(self, learned: Learned) -> None:
+        """Go on from what was learned elsewhere.
+
+        Raises:
+            InvalidInput: something was learned here already: the same observations must not be added twice.
+        """
+        with self._learning, self._lock:
+            if self.statistics.pairs:
+                raise InvalidInput(
+                    f"offsets of {len(self.statistics.pairs)} pairs of places were learned here already, and what is "
+                    "loaded may hold the same observations; load into a new engine, or forget its namespace first"
+                )
+            version = self.statistics.version
+            self._learned = learned
+            learned.statistics.version = version + 1
 
     @property
     def statistics(self) -> OffsetStatistics:
@@ -79,23 +132,33 @@ class OffsetBook:
 
     def take_fresh(self) -> Learned | None:
         """What was learned since this was last called, for the caller to save; None if nothing was, or none is held."""
-        fresh = self._fresh
-        if fresh is None or not fresh.statistics.pairs:
-            return None
-        self._fresh = Learned.empty(self.fingerprint)
-        return fresh
+        with self._lock:
+            fresh = self._fresh
+            if fresh is None or not fresh.statistics.pairs:
+                return None
+            self._fresh = Learned.empty(self.fingerprint)
+            return fresh
 
     def put_back(self, fresh: Learned) -> None:
         """Hold ``fresh``, which could not be saved, for the next time."""
-        if self._fresh is not None:
-            self._fresh.merge(fresh)
+        with self._lock:
+            if self._fresh is not None:
+                self._fresh.merge(fresh)
 
     def predictor(self) -> Predictor | None:
         """The estimator solved for the present statistics; solved again only when they changed."""
-        version = self.statistics.version
-        if self._solved is None or self._solved[0] != version or self._solved[1] is not self.estimator:
-            self._solved = (version, self.estimator, self.estimator.solve(self.statistics))
-        return self._solved[2]
+        solved = self._solved
+        if solved is not None and solved[:2] == (self.statistics.version, self.estimator):
+            return solved[2]
+        if not self._learning.acquire(blocking=solved is None):
+            return solved[2] if solved is not None else None  # another thread is learning: go on with the one before
+        try:
+            version, estimator = self.statistics.version, self.estimator
+            if self._solved is None or self._solved[:2] != (version, estimator):
+                self._solved = (version, estimator, estimator.solve(self.statistics))
+            return self._solved[2]
+        finally:
+            self._learning.release()
 
     def estimate(self, pair: Pair, base: SegmentKV) -> SegmentKV | None:
         """Shrunk offset of ``base`` used at ``pair.used``, or None where none would help.
@@ -125,11 +188,12 @@ class OffsetBook:
 
     def errors(self) -> OffsetErrors | None:
         """Expected errors of offsets under the present statistics, or None while nothing was observed."""
-        version = self.statistics.version
-        if self._errors is None or self._errors[0] != version:
-            ridge = self.estimator.ridge if isinstance(self.estimator, LinearOffset) else LinearOffset().ridge
-            self._errors = (version, solve_errors(self.statistics, ridge))
-        return self._errors[1]
+        with self._learning:
+            version = self.statistics.version
+            if self._errors is None or self._errors[0] != version:
+                ridge = self.estimator.ridge if isinstance(self.estimator, LinearOffset) else LinearOffset().ridge
+                self._errors = (version, solve_errors(self.statistics, ridge))
+            return self._errors[1]
 
     def _useful(self, pair: Pair, base: SegmentKV) -> torch.Tensor | None:
         """Shrinkage [layers - 1, 2] of an offset for ``pair``, or None where it would be all 0 or there is no KV."""
@@ -137,22 +201,25 @@ class OffsetBook:
         return None if factor is None or float(factor.max()) <= 0 else factor
 
     def _factor(self, pair: Pair) -> torch.Tensor | None:
-        gain = self.gains.get(pair)
-        if gain is None:
-            gain = Gain(self.statistics.layers)
-            for other in self.gains.values():
-                gain.add(other)
-        return gain.factor if gain.calls else None
+        with self._lock:
+            gain = self.gains.get(pair)
+            if gain is None:
+                gain = Gain(self.statistics.layers)
+                for other in self.gains.values():
+                    gain.add(other)
+            return gain.factor if gain.calls else None
 
     def calls(self, label: str) -> int:
         """How many calls were observed of bases used at ``label``."""
-        pairs = (sums for pair, sums in self.statistics.pairs.items() if pair.used == label)
-        return int(sum(float(sums.calls.max()) for sums in pairs if len(sums.calls)))
+        with self._lock:
+            pairs = [sums for pair, sums in self.statistics.pairs.items() if pair.used == label]
+            return int(sum(float(sums.calls.max()) for sums in pairs if len(sums.calls)))
 
     def explained(self, pair: Pair) -> float:
         """Share of the squared offset that predictions for ``pair`` explained so far; 0 if never tested."""
-        gain = self.gains.get(pair)
-        return gain.explained if gain else 0.0
+        with self._lock:
+            gain = self.gains.get(pair)
+            return gain.explained if gain else 0.0
 
 
 def _with_first(later: torch.Tensor, base: SegmentKV) -> torch.Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from kvcomm.anchors.index import Neighbour, NeighbourIndex
@@ -29,6 +30,9 @@ class BasePool:
 
     A pool may read through to a parent: look-ups fall back to it, additions stay in the child. Several users of one
     parent that must not see each other's additions each take a child.
+
+    Threads may use one pool at once: each method is one step to the others. A lock is held for look-ups in memory only,
+    a child's before its parent's; the KV of a base never changes, so that whoever holds one needs no lock.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class BasePool:
         self.fingerprint: ModelFingerprint = fingerprint
         self.max_bytes, self.max_entries = max_bytes, max_entries
         self.parent = parent
+        self._lock = threading.RLock()
         self.nbytes = 0
         self.evicted = 0
         self._changes = 0
@@ -67,17 +72,22 @@ class BasePool:
         if not kv.finite:
             raise InvalidInput(f"KV of a text of {len(segment)} tokens holds NaN or infinity; it is not kept")
         key = CacheKey.of(self.namespace, self.fingerprint, segment, recipe)
-        if len(segment) == 0 or kv.nbytes > self.max_bytes or self.max_entries == 0 or self._find(key) is not None:
+        if len(segment) == 0 or kv.nbytes > self.max_bytes or self.max_entries == 0:
             return False
-        while self._entries and (self.nbytes + kv.nbytes > self.max_bytes or len(self._entries) + 1 > self.max_entries):
-            self._remove(next(iter(self._entries)))
-            self.evicted += 1
-        self._entries[key] = Base(segment, recipe, kv)
-        self._by_content.setdefault(segment.digest, {})[recipe] = key
-        if self._index is not None and len(segment) >= MIN_INDEXED:
-            self._index.add(segment)
-        self.nbytes += kv.nbytes
-        self._changes += 1
+        with self._lock:
+            if self._find(key) is not None:
+                return False
+            while self._entries and (
+                self.nbytes + kv.nbytes > self.max_bytes or len(self._entries) + 1 > self.max_entries
+            ):
+                self._remove(next(iter(self._entries)))
+                self.evicted += 1
+            self._entries[key] = Base(segment, recipe, kv)
+            self._by_content.setdefault(segment.digest, {})[recipe] = key
+            if self._index is not None and len(segment) >= MIN_INDEXED:
+                self._index.add(segment)
+            self.nbytes += kv.nbytes
+            self._changes += 1
         return True
 
     def get(self, segment: Segment, recipe: Recipe) -> Base | None:
@@ -87,11 +97,12 @@ class BasePool:
     def bases(self, segment: Segment) -> list[Base]:
         """All bases of this content, the first put first; those of the parent before the child's."""
         found = self.parent.bases(segment) if self.parent is not None else []
-        for key in list(self._by_content.get(segment.digest, {}).values()):
-            base = self._entries[key]
-            if base.segment.token_ids == segment.token_ids:
-                self._entries.move_to_end(key)
-                found.append(base)
+        with self._lock:
+            for key in list(self._by_content.get(segment.digest, {}).values()):
+                base = self._entries[key]
+                if base.segment.token_ids == segment.token_ids:
+                    self._entries.move_to_end(key)
+                    found.append(base)
         return found
 
     def neighbours(self, segment: Segment, count: int, least: float) -> list[Neighbour]:
@@ -102,10 +113,11 @@ class BasePool:
         """
         if len(segment) < MIN_INDEXED:
             return []
-        index = self._indexed()
-        found = index.nearest(segment, count, least)
-        if self.parent is not None:
-            found += [n for n in self.parent.neighbours(segment, count, least) if n.segment not in index]
+        theirs = self.parent.neighbours(segment, count, least) if self.parent is not None else []
+        with self._lock:
+            index = self._indexed()
+            found = index.nearest(segment, count, least)
+            found += [n for n in theirs if n.segment not in index]
         return sorted(found, key=lambda neighbour: -neighbour.cosine)[:count]
 
     def _indexed(self) -> NeighbourIndex:
@@ -119,9 +131,14 @@ class BasePool:
 
     def forget(self, segment: Segment) -> int:
         """Drop every base of this content here; returns how many."""
-        keys = list(self._by_content.get(segment.digest, {}).values())
-        for key in keys:
-            self._remove(key)
+        return self.drop(lambda base: base.segment.digest == segment.digest)
+
+    def drop(self, which: Callable[[Base], bool]) -> int:
+        """Drop the bases held here for which ``which`` says so; returns how many."""
+        with self._lock:
+            keys = [key for key, base in self._entries.items() if which(base)]
+            for key in keys:
+                self._remove(key)
         return len(keys)
 
     @property
@@ -133,20 +150,25 @@ class BasePool:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Base]:
-        return iter(list(self._entries.values()))
+        with self._lock:
+            return iter(list(self._entries.values()))
 
     def digest(self) -> str:
         """SHA-256 hex digest over the keys held here, in any order of insertion."""
-        return digest_fields(*sorted(key.digest.encode() for key in self._entries))
+        with self._lock:
+            keys = list(self._entries)
+        return digest_fields(*sorted(key.digest.encode() for key in keys))
 
     def _find(self, key: CacheKey, segment: Segment | None = None) -> Base | None:
-        base = self._entries.get(key)
-        if base is not None:
-            self._entries.move_to_end(key)
-            return base if segment is None or base.segment.token_ids == segment.token_ids else None
+        with self._lock:
+            base = self._entries.get(key)
+            if base is not None:
+                self._entries.move_to_end(key)
+                return base if segment is None or base.segment.token_ids == segment.token_ids else None
         return self.parent._find(key, segment) if self.parent is not None else None
 
     def _remove(self, key: CacheKey) -> None:
+        """Drop one; the lock is held."""
         base = self._entries.pop(key, None)
         if base is None:
             return

@@ -39,6 +39,12 @@ class Learned:
         for pair, gain in other.gains.items():
             self.gains.setdefault(pair, Gain(self.statistics.layers)).add(gain)
 
+    def forget(self, label: str) -> int:
+        """Drop the means and tests of every pair captured or used at ``label``; returns how many pairs there were."""
+        for pair in [pair for pair in self.gains if label in (pair.captured, pair.used)]:
+            del self.gains[pair]
+        return self.statistics.forget(label)
+
 
 def dump(learned: Learned) -> bytes:
     """Everything learned as one safetensors file of float64 tensors, pairs' names as JSON in its metadata."""

@@ -129,14 +129,29 @@ class SoftmaxBook(OffsetBook):
     def learn(self, observations: Sequence[Observation]) -> None:
         """As OffsetBook.learn; then the observations become anchors."""
         super().learn(observations)
-        for seen in observations:
-            if len(seen.base):
-                held = self.anchors.setdefault(seen.pair, deque(maxlen=self.softmax.max_anchors))
-                held.append(Anchor.of(seen.base, seen.true))
+        with self._lock:
+            for seen in observations:
+                if len(seen.base):
+                    held = self.anchors.setdefault(seen.pair, deque(maxlen=self.softmax.max_anchors))
+                    held.append(Anchor.of(seen.base, seen.true))
+
+    def forget(self, label: str) -> int:
+        """As OffsetBook.forget, and the pairs' anchors with it."""
+        with self._lock:
+            for pair in [pair for pair in self.anchors if label in (pair.captured, pair.used)]:
+                del self.anchors[pair]
+        return super().forget(label)
+
+    def clear(self) -> int:
+        """As OffsetBook.clear, and all anchors with it."""
+        with self._lock:
+            self.anchors.clear()
+        return super().clear()
 
     def predictor(self) -> Predictor | None:
         """The estimator over the anchors held now."""
-        return self.softmax.over(self.anchors)
+        with self._lock:
+            return self.softmax.over(self.anchors)
 
     @property
     def nbytes(self) -> int:

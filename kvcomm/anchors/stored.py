@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import torch
 
@@ -49,9 +50,11 @@ class StoredPool(BasePool):
         except StoreError as error:
             self._fault("listing the store", error)
             return 0
-        self._stored = {}
+        stored: dict[str, dict[CacheKey, None]] = {}
         for key in listed:
-            self._stored.setdefault(key.content, {})[key] = None
+            stored.setdefault(key.content, {})[key] = None
+        with self._lock:
+            self._stored = stored
         return len(listed)
 
     def put(self, segment: Segment, recipe: Recipe, kv: SegmentKV) -> bool:
@@ -61,28 +64,49 @@ class StoredPool(BasePool):
             key = CacheKey.of(self.namespace, self.fingerprint, segment, recipe)
             try:
                 self.store.put(key, Entry(segment, _on(kv, torch.device("cpu")), Attributes(_priority(recipe))))
-                self._stored.setdefault(key.content, {})[key] = None
+                with self._lock:
+                    self._stored.setdefault(key.content, {})[key] = None
             except StoreError as error:
                 self._fault("keeping a base", error)
         return added
 
     def bases(self, segment: Segment) -> list[Base]:
         """As BasePool.bases, after fetching those of this content that only the store holds."""
-        for key in list(self._stored.get(segment.digest, ())):
-            if key not in self._entries:
-                self._fetch(key, segment)
+        with self._lock:
+            wanted = [key for key in self._stored.get(segment.digest, ()) if key not in self._entries]
+        for key in wanted:
+            self._fetch(key, segment)
         return super().bases(segment)
 
     def forget(self, segment: Segment) -> int:
-        """Drop every base of this content here and in the store; returns how many were here.
+        """Drop every base of this content here and in the store; returns how many there were in all.
 
         Raises:
-            StoreError: the store could not delete; here they are gone.
+            StoreError: the store could not list or delete; here they are gone.
         """
-        gone = super().forget(segment)
-        for key in self._stored.pop(segment.digest, {}):
+        return self.drop_stored(
+            lambda base: base.segment.digest == segment.digest, lambda k: k.content == segment.digest
+        )
+
+    def drop_stored(self, which: Callable[[Base], bool], named: Callable[[CacheKey], bool]) -> int:
+        """As ``drop``, and from the store every entry whose key ``named`` says so, whoever put it there.
+
+        Returns:
+            how many keys were dropped, those only here and those in the store.
+
+        Raises:
+            StoreError: the store could not list or delete; here they are gone.
+        """
+        with self._lock:
+            here = {CacheKey.of(self.namespace, self.fingerprint, b.segment, b.recipe) for b in self if which(b)}
+            super().drop(which)
+        self.store.flush()  # what was put and is still on its way must not arrive afterwards
+        stored = {entry.key for entry in self.store.entries(self.namespace, self.fingerprint) if named(entry.key)}
+        for key in stored:
             self.store.delete(key)
-        return gone
+            with self._lock:
+                self._stored.get(key.content, {}).pop(key, None)
+        return len(here | stored)
 
     def _fetch(self, key: CacheKey, segment: Segment) -> None:
         try:
@@ -96,7 +120,8 @@ class StoredPool(BasePool):
             self._fault("fetching a base", error)
             if not isinstance(error, (CorruptEntry, InvalidInput)):
                 return
-        self._stored.get(segment.digest, {}).pop(key, None)
+        with self._lock:
+            self._stored.get(segment.digest, {}).pop(key, None)
 
     def _find(self, key: CacheKey, segment: Segment | None = None) -> Base | None:
         """As BasePool, after fetching what only the store holds."""
@@ -105,7 +130,8 @@ class StoredPool(BasePool):
         return super()._find(key, segment)
 
     def _fault(self, doing: str, error: KVCommError) -> None:
-        self.faults += 1
+        with self._lock:
+            self.faults += 1
         log.warning("%s failed, going on without: %s", doing, error)
 
 

@@ -34,10 +34,15 @@ class Agent:
         """The filled template; each slot takes a str, a Segment or another agent's Reply."""
         return self.template.fill(slots)
 
+    @property
+    def label(self) -> str:
+        """The place that the agent's answers are filed under."""
+        return f"{self.name}/reply"
+
     def generate(
         self,
         *,
-        max_new_tokens: int = 256,
+        max_new_tokens: int | None = None,
         policy: Policy | None = None,
         options: Mapping[str, Any] | None = None,
         **slots: SlotValue,
@@ -56,7 +61,27 @@ class Agent:
         check_generate_arguments(options or {})
         return self.engine.generate(
             self.prompt(**slots),
-            label=f"{self.name}/reply",
+            label=self.label,
+            max_new_tokens=max_new_tokens,
+            policy=policy,
+            started=started,
+            **(options or {}),
+        )
+
+    async def agenerate(
+        self,
+        *,
+        max_new_tokens: int | None = None,
+        policy: Policy | None = None,
+        options: Mapping[str, Any] | None = None,
+        **slots: SlotValue,
+    ) -> Reply:
+        """As generate, from asyncio; cancelling the task stops the generation. See Engine.agenerate."""
+        started = time.perf_counter()
+        check_generate_arguments(options or {})
+        return await self.engine.agenerate(
+            self.prompt(**slots),
+            label=self.label,
             max_new_tokens=max_new_tokens,
             policy=policy,
             started=started,
@@ -68,9 +93,9 @@ class Agent:
     ) -> tuple[torch.Tensor, Plan]:
         """Teacher-force an answer: see Engine.force."""
         segment = self.template.segment("answer", answer)
-        return self.engine.force(self.prompt(**slots), segment, label=f"{self.name}/reply", policy=policy)
+        return self.engine.force(self.prompt(**slots), segment, label=self.label, policy=policy)
 
     def study(self, *, answer: SlotValue | None = None, **slots: SlotValue) -> int:
         """Learn from a call without generating: see Engine.study."""
         segment = None if answer is None else self.template.segment("answer", answer)
-        return self.engine.study(self.prompt(**slots), segment, f"{self.name}/reply")
+        return self.engine.study(self.prompt(**slots), segment, self.label)

@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
+from transformers import StoppingCriteria
 
-from kvcomm.anchors.book import OffsetBook
 from kvcomm.anchors.pool import BasePool
-from kvcomm.anchors.saved import add_to, load_from
-from kvcomm.anchors.stored import StoredPool
-from kvcomm.errors import FingerprintMismatch, InvalidInput, PromptTooLong, StoreError
+from kvcomm.errors import InvalidInput
 from kvcomm.hf.agent import Agent
-from kvcomm.hf.backend import HFBackend
-from kvcomm.hf.generation import generate
-from kvcomm.hf.reply import Prefilled, Reply
-from kvcomm.hf.support import cache_argument
+from kvcomm.hf.asynchronous import in_thread
+from kvcomm.hf.core import Core
+from kvcomm.hf.generation import Call, generate
+from kvcomm.hf.reply import Reply
 from kvcomm.hf.template import Template, TemplatePart
+from kvcomm.hf.turns import turn
 from kvcomm.keys import Recipe
 from kvcomm.reuse.backend import KVBuffer
 from kvcomm.reuse.plan import Plan
-from kvcomm.reuse.policy import Balanced, Dense, Exact, Policy, Reuse
+from kvcomm.reuse.policy import Exact, Policy
 from kvcomm.reuse.prompt import Prompt
-from kvcomm.reuse.run import keep, keep_reply, observe, prepare
+from kvcomm.reuse.run import prepare
 from kvcomm.reuse.splice import cut
-from kvcomm.store.base import Store
-from kvcomm.types import Namespace, Segment
+from kvcomm.types import Segment
 
 
-class Engine:
+class Engine(Core):
     """Generates with reuse of KV between agents.
 
     Args:
@@ -51,45 +46,6 @@ class Engine:
         FingerprintMismatch: pool or book belong to another model, dtype, adapter or tokenizer.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        policy: Policy | None = None,
-        namespace: str = "default",
-        pool: BasePool | None = None,
-        book: OffsetBook | None = None,
-        store: Store | None = None,
-        learn: bool = True,
-        weights: str | None = None,
-    ) -> None:
-        self.model, self.tokenizer = model, tokenizer
-        self.backend = HFBackend(model, tokenizer, weights)
-        self.namespace = Namespace(namespace)
-        fingerprint = self.backend.spec.fingerprint
-        for held in (pool, book):
-            if held is not None and held.fingerprint != fingerprint:
-                raise FingerprintMismatch(
-                    f"the {type(held).__name__} has fingerprint {held.fingerprint.digest[:12]}, the model "
-                    f"{fingerprint.digest[:12]}: KV of another model, dtype, adapter or tokenizer is never used"
-                )
-        if pool is not None and pool.namespace != self.namespace:
-            raise InvalidInput(f"the pool belongs to namespace {pool.namespace}, the engine to {self.namespace}")
-        if store is not None:
-            if pool is not None or book is not None:
-                raise InvalidInput("an engine takes a store, or a pool and a book, not both; pass the store alone")
-            pool = StoredPool(self.namespace, fingerprint, store, self.backend.spec.device)
-            book = OffsetBook(fingerprint, learned=load_from(store, self.namespace, fingerprint))
-            book.predictor()  # solved now, so that the first call's first token does not wait for it
-        self.store = store
-        self.pool = pool if pool is not None else BasePool(self.namespace, fingerprint)
-        self.book = book if book is not None else OffsetBook(fingerprint)
-        self.policy: Policy = policy if policy is not None else Balanced()
-        self.learn = learn
-        self._teaches = learn
-        self._agents: dict[str, Agent] = {}
-
     def agent(self, name: str, parts: Sequence[TemplatePart]) -> Agent:
         """Register an agent's template.
 
@@ -101,33 +57,6 @@ class Engine:
         if known is not None and (known.template.fixed, known.template.slots) != (template.fixed, template.slots):
             raise InvalidInput(f"an agent named {name!r} with another template exists; choose another name")
         return self._agents.setdefault(name, Agent(self, template))
-
-    def flush(self) -> None:
-        """Save what was learned since the last time, and wait until the store holds all that it was given.
-
-        Raises:
-            StoreError: the store could not write; what was learned is kept and saved next time.
-        """
-        if self.store is None:
-            return
-        fresh = self.book.take_fresh()
-        if fresh is not None:
-            try:
-                add_to(self.store, self.namespace, self.pool.fingerprint, fresh)
-            except StoreError:
-                self.book.put_back(fresh)
-                raise
-        self.store.flush()
-
-    def close(self) -> None:
-        """Flush. Nothing else is held; the store is the caller's to close."""
-        self.flush()
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     @property
     def agents(self) -> Mapping[str, Agent]:
@@ -150,58 +79,86 @@ class Engine:
         other._agents = {name: Agent(other, agent.template) for name, agent in self._agents.items()}
         return other
 
-    def prefill(self, prompt: Prompt, *, room: int = 256, policy: Policy | None = None) -> Prefilled:
-        """Plan a prompt and carry the plan out, up to the tokens that model.generate computes itself.
-
-        Args:
-            room: tokens for which the cache preallocates memory behind the prompt; more may be generated.
-            policy: for this call only.
-
-        Raises:
-            PromptTooLong: prompt and room exceed the model's positions.
-            InvalidInput: room is negative, a token id is outside the model's vocabulary, or the model is in training
-                mode.
-            FingerprintMismatch: the model's weights were changed since the engine was built.
-        """
-        started = time.perf_counter()
-        chosen = policy if policy is not None else self.policy
-        if not isinstance(prompt, Prompt):
-            raise InvalidInput(f"the prompt is {type(prompt).__name__}; make one with agent.prompt(slot=...)")
-        if isinstance(chosen, type) or not callable(getattr(chosen, "plan", None)):
-            raise InvalidInput(f"policy is {chosen!r}; pass a value such as Exact() or Balanced()")
-        if room < 0:
-            raise InvalidInput(f"room is {room}; give 0 or more tokens")
-        self._check(prompt.token_ids, len(prompt) + room)
-        plan = self._plan(prompt, chosen)
-        plan, buffer = prepare(self.backend, plan, chosen, self.book, room)
-        return Prefilled.of(plan, buffer, cache_argument(self.model), time.perf_counter() - started)
-
     def generate(
         self,
         prompt: Prompt,
         *,
         label: str = "",
-        max_new_tokens: int = 256,
+        max_new_tokens: int | None = None,
         policy: Policy | None = None,
         stopping_criteria: Sequence[StoppingCriteria] = (),
         started: float | None = None,
         **generate_kwargs: Any,
     ) -> Reply:
-        """Generate an answer with the model's own generate, one prompt a call.
+        """Generate an answer with the model's own generate.
+
+        Threads may call this at once; a reply is then the one that the call alone would have given, as far as the pool
+        is the same (``learn=False``).
 
         Args:
             label: the place to file the answer's KV under, so that other agents can reuse it; empty files nothing.
-            max_new_tokens: at most so many tokens.
+            max_new_tokens: at most so many tokens; without it what a generation config says, the caller's or the
+                model's, else 256 or as many as the model has positions for.
             policy: for this call only.
             started: ``time.perf_counter()`` when the caller had its text in hand, if that was earlier.
-            stopping_criteria, generate_kwargs: handed to model.generate; see kvcomm.hf.arguments for what cannot be.
+            stopping_criteria, generate_kwargs: handed to model.generate; docs/generate.md lists what cannot be.
 
         Raises:
             PromptTooLong: prompt and new tokens exceed the model's positions; nothing was changed.
             InvalidInput: as prefill, ``max_new_tokens`` is below 1, or an argument for model.generate does not go with
                 the prepared cache; nothing was changed.
         """
-        return generate(self, prompt, label, max_new_tokens, policy, stopping_criteria, started, generate_kwargs)
+        call = Call([prompt], [label], max_new_tokens, policy, stopping_criteria, started, generate_kwargs)
+        return generate(self, call)[0]
+
+    def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        labels: Sequence[str] | None = None,
+        max_new_tokens: int | None = None,
+        policy: Policy | None = None,
+        stopping_criteria: Sequence[StoppingCriteria] = (),
+        started: float | None = None,
+        **generate_kwargs: Any,
+    ) -> list[Reply]:
+        """Generate answers to several prompts, of any agents and lengths, in one run of the model's own generate.
+
+        Each prompt is planned and prefilled by itself, against the pool as it is at the call; then all are decoded
+        together, padded on the left.
+
+        Args:
+            labels: for each prompt, as ``label`` in generate.
+
+        Returns:
+            a reply for each prompt, with a plan and usage of its own; the times are the batch's.
+
+        Raises:
+            as generate; InvalidInput also where there is no prompt, labels are not as many, or LongRoPE would compute
+            some of the prompts with its other frequencies.
+        """
+        filed = list(labels) if labels is not None else [""] * len(prompts)
+        if not prompts or len(filed) != len(prompts):
+            raise InvalidInput(
+                f"{len(prompts)} prompts and {len(filed)} labels; give one or more prompts, a label each"
+            )
+        call = Call(list(prompts), filed, max_new_tokens, policy, stopping_criteria, started, generate_kwargs)
+        return generate(self, call)
+
+    async def agenerate(self, prompt: Prompt, **arguments: Any) -> Reply:
+        """As generate, from asyncio, in a thread of the event loop's executor.
+
+        Cancelling the task stops the generation at its next token, keeps nothing of it, and returns when it has ended.
+        """
+        criteria = tuple(arguments.pop("stopping_criteria", ()))
+        return await in_thread(lambda stop: self.generate(prompt, stopping_criteria=(*criteria, stop), **arguments))
+
+    async def agenerate_batch(self, prompts: Sequence[Prompt], **arguments: Any) -> list[Reply]:
+        """As generate_batch, from asyncio; see agenerate."""
+        criteria = tuple(arguments.pop("stopping_criteria", ()))
+        return await in_thread(
+            lambda stop: self.generate_batch(prompts, stopping_criteria=(*criteria, stop), **arguments)
+        )
 
     def force(
         self, prompt: Prompt, answer: Segment, *, label: str = "", policy: Policy | None = None
@@ -229,7 +186,8 @@ class Engine:
         prefilled = self.prefill(prompt, room=len(answer), policy=policy)
         plan, buffer = prefilled.plan, prefilled.buffer
         start = buffer.length
-        logits = self.backend.forward(buffer, token_ids[start:], range(start, len(token_ids)), len(answer) + 1)
+        with turn(self.model, self.backend.spec):
+            logits = self.backend.forward(buffer, token_ids[start:], range(start, len(token_ids)), len(answer) + 1)
         if self.learn and not self._crosses(len(prompt)):
             self._learn_from(plan, buffer, answer, label, policy or self.policy)
         return logits[:-1].float(), plan
@@ -250,7 +208,8 @@ class Engine:
         if self._crosses(len(token_ids)):
             return 0
         plan = Exact().plan(prompt, self.pool, self.book)
-        plan, buffer = prepare(self.backend, plan, Exact(), self.book, len(reply))
+        with turn(self.model, self.backend.spec):
+            plan, buffer = prepare(self.backend, plan, Exact(), self.book, len(reply))
         self._finish(buffer, token_ids)
         return self._learn_from(plan, buffer, reply, label, self.policy)
 
@@ -286,59 +245,3 @@ class Engine:
         encoded = self.tokenizer("Text:\n", add_special_tokens=False)["input_ids"]
         first = self.tokenizer.bos_token_id
         return Segment(tuple(([first] if first is not None else []) + list(encoded)))
-
-    @property
-    def version(self) -> str:
-        """Changes whenever bases or offsets that later calls could use do."""
-        return f"{self.pool.version}.{self.book.statistics.version}"
-
-    def _plan(self, prompt: Prompt, policy: Policy) -> Plan:
-        if self._crosses(len(prompt)):
-            return Dense("the prompt is beyond the length at which LongRoPE changes its frequencies").plan(
-                prompt, self.pool, self.book
-            )
-        plan = policy.plan(prompt, self.pool, self.book)
-        if self._teaches and isinstance(policy, Reuse) and plan.counts.approximate:
-            teachers = [
-                p for p in plan.parts if p.action == "approximate" and p.match is None
-            ]  # a near base shows none
-            total = sum(p.stop - p.start for p in teachers)
-            known = sum(p.stop - p.start for p in teachers if self.book.calls(p.part.label) >= policy.learn_first)
-            if 2 * known < total:
-                exact = Exact().plan(prompt, self.pool, self.book)
-                return replace(exact, why=f"dense, to learn offsets (the first {policy.learn_first} calls of a place)")
-        return plan
-
-    def _crosses(self, length: int) -> bool:
-        """Whether the model computes a sequence of ``length`` tokens in another frame than the pool's."""
-        return self.backend.spec.rope.crosses(length)
-
-    def _check(self, token_ids: Sequence[int], length: int) -> None:
-        """Refuse tokens that the model does not have, more positions than it has, and a model that was changed."""
-        self.backend.check_unchanged()
-        spec = self.backend.spec
-        if length > spec.max_positions:
-            raise PromptTooLong(
-                f"{len(token_ids)} tokens and room for {length - len(token_ids)} exceed the model's "
-                f"{spec.max_positions} positions; shorten a slot or ask for fewer new tokens"
-            )
-        highest = max(token_ids, default=0)
-        if highest >= spec.vocab_size:
-            raise InvalidInput(
-                f"token id {highest} is outside the model's vocabulary of {spec.vocab_size}; tokenise with the model's "
-                "own tokenizer"
-            )
-
-    def _finish(self, buffer: KVBuffer, token_ids: Sequence[int]) -> None:
-        """Compute the KV of the ids that ``buffer`` does not hold yet."""
-        start = buffer.length
-        if start < len(token_ids):
-            self.backend.forward(buffer, token_ids[start:], range(start, len(token_ids)), logits=0)
-
-    def _learn_from(self, plan: Plan, buffer: KVBuffer, reply: Segment, label: str, policy: Policy) -> int:
-        """Observe offsets for the engine's policy, and keep what a call under ``policy`` can be served from again."""
-        observed = observe(self.book, self.backend, buffer, plan, self.pool, self.policy) if self._teaches else 0
-        keep(self.pool, self.backend, buffer, plan, every_exact=isinstance(policy, Exact))
-        if label:
-            keep_reply(self.pool, self.backend, buffer, plan, reply, label)
-        return observed

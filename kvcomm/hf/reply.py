@@ -31,23 +31,36 @@ class Usage:
         cached = counts.exact + counts.approximate
         return cls(counts.total, completion_tokens, cached, counts.exact, counts.approximate)
 
+    def __str__(self) -> str:
+        return (
+            f"{self.prompt_tokens} prompt tokens ({self.cached_tokens} cached: {self.exact} exact, {self.approximate} "
+            f"approximate), {self.completion_tokens} completion tokens"
+        )
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Reply:
     """An agent's answer. Filling another agent's slot with it hands over its token ids, and with them its KV.
 
+    ``print(reply)`` prints the text.
+
     Attributes:
-        token_ids: as generated, an end-of-text token included.
+        text: without control tokens.
+        texts: of all sequences where several were asked for, in model.generate's order; ``text`` is the first.
+        token_ids: of the first sequence as generated, an end-of-text token included.
         segment: the ids without end-of-text tokens, the answer's identity.
-        output: what model.generate returned, for those who asked it for scores or several sequences.
+        output: what model.generate returned, for those who asked it for scores; one for all prompts of a batch.
         ttft_s: seconds from the call, text in hand, to the first token, every cost inside.
         prefill_s: the part of ttft_s before model.generate: tokenising, planning, splicing, recomputing.
         wall_s: seconds to the last token.
         learn_s: seconds spent afterwards on keeping bases and learning offsets.
+        usage: completion tokens are those of all sequences.
+        plan: what was done with each part of the prompt, why, and in what time; it holds no KV.
         pool_version: changes whenever bases or offsets that later calls could use do.
     """
 
     text: str
+    texts: tuple[str, ...]
     token_ids: tuple[int, ...]
     segment: Segment
     output: Any
@@ -58,6 +71,13 @@ class Reply:
     usage: Usage
     plan: Plan
     pool_version: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= 40 else f"{self.text[:40]}…"
+        return f"Reply({text!r}, {self.usage}, ttft_s={self.ttft_s:.3f})"
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,13 @@ class KVBuffer:
         self.values = torch.empty(shape, dtype=f.torch_dtype, device=spec.device)
         self.length = 0
 
+    @classmethod
+    def over(cls, keys: torch.Tensor, values: torch.Tensor, length: int) -> KVBuffer:
+        """A buffer over memory that is there already, both [n_layers, n_kv_heads, capacity, head_dim]."""
+        buffer = object.__new__(cls)
+        buffer.keys, buffer.values, buffer.length = keys, values, length
+        return buffer
+
     @property
     def capacity(self) -> int:
         """Tokens for which there is room."""

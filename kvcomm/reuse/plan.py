@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -84,12 +85,27 @@ class Plan:
 
     Attributes:
         extra_tokens: work spent on choosing what to recompute, in tokens run through all layers.
+        seconds: for each part the time that its splice took, with its share, by tokens, of the passes that computed
+            tokens of it; host time, and empty before the plan was carried out.
     """
 
     prompt: Prompt
     parts: tuple[PartPlan, ...]
     why: str
     extra_tokens: float = 0.0
+    seconds: tuple[float, ...] = ()
+
+    def spending(self, seconds: float, positions: Sequence[int]) -> Plan:
+        """This plan with ``seconds`` spent on computing ``positions`` (increasing), shared out by tokens."""
+        shares = [bisect_left(positions, part.stop) - bisect_left(positions, part.start) for part in self.parts]
+        total = max(sum(shares), 1)
+        spent = self.seconds or (0.0,) * len(self.parts)
+        added = (before + seconds * share / total for before, share in zip(spent, shares, strict=True))
+        return replace(self, seconds=tuple(added))
+
+    def without_kv(self) -> Plan:
+        """This plan for people to keep: its bases' KV is let go of, so that what is evicted or forgotten is gone."""
+        return replace(self, parts=tuple(replace(part, base=None) for part in self.parts))
 
     def recomputing(self, positions: Sequence[int], extra_tokens: float) -> Plan:
         """This plan with the given positions of its approximate parts computed again, besides those that are anyway."""
@@ -137,11 +153,13 @@ class Plan:
         return len(self.prompt)
 
     def __str__(self) -> str:
-        lines = [f"{self.counts.total} tokens: {self.why}"]
-        for part in self.parts:
+        took = f", {sum(self.seconds):.3f} s" if self.seconds else ""
+        lines = [f"{self.counts.total} tokens: {self.why}{took}"]
+        for n, part in enumerate(self.parts):
             again = f", {len(part.recompute)} recomputed" if part.recompute else ""
+            took = f"  {self.seconds[n]:.3f} s" if self.seconds else ""
             lines.append(
-                f"  {part.start:>6}  {len(part.part.segment):>5} tokens  {part.part.label:<24} {part.action}{again}: "
-                f"{part.why}"
+                f"  {part.start:>6}  {len(part.part.segment):>5} tokens{took}  {part.part.label:<24} "
+                f"{part.action}{again}: {part.why}"
             )
         return "\n".join(lines)

@@ -127,7 +127,7 @@ class Reuse:
             for part in plan.parts
         )
         why = f"dense: {share:.0%} of the tokens must be computed anyway (limit {self.dense_above:.0%})"
-        return Plan(plan.prompt, parts, why, plan.extra_tokens)
+        return replace(plan, parts=parts, why=why)
 
     def _part(self, part: Part, start: int, pool: BasePool) -> PartPlan:
         if not len(part.segment):

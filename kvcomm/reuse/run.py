@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+from itertools import pairwise
+
 from kvcomm.anchors.book import Observation, OffsetBook
 from kvcomm.anchors.pool import BasePool
 from kvcomm.anchors.statistics import Pair
@@ -25,17 +29,24 @@ def prepare(backend: ModelBackend, plan: Plan, policy: Policy, book: OffsetBook,
         forward: there logits come from.
     """
     buffer = KVBuffer(backend.spec, len(plan.prompt) + room)
+    times = [time.perf_counter()]
     for part in plan.parts:
         _splice_part(buffer, backend, part, book)
+        times.append(time.perf_counter())
+    plan = replace(plan, seconds=tuple(end - start for start, end in pairwise(times)))
     if isinstance(policy, Reuse) and plan.counts.approximate:
+        began = time.perf_counter()
         buffer.length = len(plan.prompt)
         selected = policy.select.choose(Scene(backend, plan, buffer, book))
         plan = policy.settle(plan.recomputing(selected.positions, selected.extra_tokens))
+        plan = plan.spending(time.perf_counter() - began, selected.positions)
     tail = _tail_start(plan)
     buffer.length = tail
     middle = [p for p in plan.computed if p < tail]
     if middle:
+        began = time.perf_counter()
         backend.forward(buffer, [plan.prompt.token_ids[p] for p in middle], middle, logits=0)
+        plan = plan.spending(time.perf_counter() - began, middle)
     return plan, buffer
 
 

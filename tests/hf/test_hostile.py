@@ -77,7 +77,7 @@ def test_another_attention_after_the_engine_was_built_is_noticed() -> None:
         writer.generate(task="a", max_new_tokens=1)
 
 
-@pytest.mark.parametrize("setting", [{"prefill_chunk_size": 4}, {"assistant_early_exit": 1}, {"token_healing": True}])
+@pytest.mark.parametrize("setting", [{"prefill_chunk_size": 4}, {"assistant_early_exit": 1}, {"max_length": 30}])
 def test_settings_of_the_model_that_do_not_go_with_a_filled_cache_are_out_of_force(setting: dict[str, Any]) -> None:
     engine = engine_of(policy=Exact())
     writer, _ = two_agents(engine)
@@ -86,6 +86,16 @@ def test_settings_of_the_model_that_do_not_go_with_a_filled_cache_are_out_of_for
         setattr(engine.model.generation_config, name, value)
     for _ in range(3):
         assert writer.generate(task="a text", max_new_tokens=8, options=GREEDY).token_ids == expected
+
+
+@pytest.mark.parametrize("setting", [{"token_healing": True}, {"penalty_alpha": 0.6}, {"num_beam_groups": 2}])
+def test_settings_of_the_model_that_would_change_tokens_are_refused(setting: dict[str, Any]) -> None:
+    engine = engine_of(policy=Exact())
+    writer, _ = two_agents(engine)
+    for name, value in setting.items():
+        setattr(engine.model.generation_config, name, value)
+        with pytest.raises(InvalidInput, match=f"model.generation_config.{name}"):
+            writer.generate(task="a text", max_new_tokens=8, options=GREEDY)
 
 
 TEMPLATES = {

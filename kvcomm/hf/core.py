@@ -1,0 +1,182 @@
+"""What every call of an engine is made of: a checked prompt, a plan, a prefill, and learning afterwards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Self
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from kvcomm.anchors.book import OffsetBook
+from kvcomm.anchors.pool import BasePool
+from kvcomm.anchors.saved import add_to, load_from
+from kvcomm.anchors.stored import StoredPool
+from kvcomm.errors import FingerprintMismatch, InvalidInput, PromptTooLong, StoreError
+from kvcomm.hf.agent import Agent
+from kvcomm.hf.backend import HFBackend
+from kvcomm.hf.reply import Prefilled
+from kvcomm.hf.support import cache_argument
+from kvcomm.hf.turns import turn
+from kvcomm.reuse.backend import KVBuffer
+from kvcomm.reuse.plan import Plan
+from kvcomm.reuse.policy import Balanced, Dense, Exact, Policy, Reuse
+from kvcomm.reuse.prompt import Prompt
+from kvcomm.reuse.run import keep, keep_reply, observe, prepare
+from kvcomm.store.base import Store
+from kvcomm.types import Namespace, Segment
+
+
+class Core:
+    """One model, one namespace, one pool, one book of offsets; see Engine, which is what callers use."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        policy: Policy | None = None,
+        namespace: str = "default",
+        pool: BasePool | None = None,
+        book: OffsetBook | None = None,
+        store: Store | None = None,
+        learn: bool = True,
+        weights: str | None = None,
+    ) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self.backend = HFBackend(model, tokenizer, weights)
+        self.namespace = Namespace(namespace)
+        fingerprint = self.backend.spec.fingerprint
+        for held in (pool, book):
+            if held is not None and held.fingerprint != fingerprint:
+                raise FingerprintMismatch(
+                    f"the {type(held).__name__} has fingerprint {held.fingerprint.digest[:12]}, the model "
+                    f"{fingerprint.digest[:12]}: KV of another model, dtype, adapter or tokenizer is never used"
+                )
+        if pool is not None and pool.namespace != self.namespace:
+            raise InvalidInput(f"the pool belongs to namespace {pool.namespace}, the engine to {self.namespace}")
+        if store is not None:
+            if pool is not None or book is not None:
+                raise InvalidInput("an engine takes a store, or a pool and a book, not both; pass the store alone")
+            pool = StoredPool(self.namespace, fingerprint, store, self.backend.spec.device)
+            book = OffsetBook(fingerprint, learned=load_from(store, self.namespace, fingerprint))
+            book.predictor()  # solved now, so that the first call's first token does not wait for it
+        self.store = store
+        self.pool = pool if pool is not None else BasePool(self.namespace, fingerprint)
+        self.book = book if book is not None else OffsetBook(fingerprint)
+        self.policy: Policy = policy if policy is not None else Balanced()
+        self.learn = learn
+        self._teaches = learn
+        self._agents: dict[str, Agent] = {}
+
+    def flush(self) -> None:
+        """Save what was learned since the last time, and wait until the store holds all that it was given.
+
+        Raises:
+            StoreError: the store could not write; what was learned is kept and saved next time.
+        """
+        if self.store is None:
+            return
+        fresh = self.book.take_fresh()
+        if fresh is not None:
+            try:
+                add_to(self.store, self.namespace, self.pool.fingerprint, fresh)
+            except StoreError:
+                self.book.put_back(fresh)
+                raise
+        self.store.flush()
+
+    def close(self) -> None:
+        """Flush. Nothing else is held; the store is the caller's to close."""
+        self.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def prefill(self, prompt: Prompt, *, room: int = 256, policy: Policy | None = None) -> Prefilled:
+        """Plan a prompt and carry the plan out, up to the tokens that model.generate computes itself.
+
+        Args:
+            room: tokens for which the cache preallocates memory behind the prompt; more may be generated.
+            policy: for this call only.
+
+        Raises:
+            PromptTooLong: prompt and room exceed the model's positions.
+            InvalidInput: room is negative, a token id is outside the model's vocabulary, or the model is in training
+                mode.
+            FingerprintMismatch: the model's weights were changed since the engine was built.
+        """
+        started = time.perf_counter()
+        chosen = policy if policy is not None else self.policy
+        if not isinstance(prompt, Prompt):
+            raise InvalidInput(f"the prompt is {type(prompt).__name__}; make one with agent.prompt(slot=...)")
+        if isinstance(chosen, type) or not callable(getattr(chosen, "plan", None)):
+            raise InvalidInput(f"policy is {chosen!r}; pass a value such as Exact() or Balanced()")
+        if room < 0:
+            raise InvalidInput(f"room is {room}; give 0 or more tokens")
+        self._check(prompt.token_ids, len(prompt) + room)
+        plan = self._plan(prompt, chosen)
+        with turn(self.model, self.backend.spec):
+            plan, buffer = prepare(self.backend, plan, chosen, self.book, room)
+        return Prefilled.of(plan, buffer, cache_argument(self.model), time.perf_counter() - started)
+
+    @property
+    def version(self) -> str:
+        """Changes whenever bases or offsets that later calls could use do."""
+        return f"{self.pool.version}.{self.book.statistics.version}"
+
+    def _plan(self, prompt: Prompt, policy: Policy) -> Plan:
+        if self._crosses(len(prompt)):
+            return Dense("the prompt is beyond the length at which LongRoPE changes its frequencies").plan(
+                prompt, self.pool, self.book
+            )
+        plan = policy.plan(prompt, self.pool, self.book)
+        if self._teaches and isinstance(policy, Reuse) and plan.counts.approximate:
+            teachers = [
+                p for p in plan.parts if p.action == "approximate" and p.match is None
+            ]  # a near base shows none
+            total = sum(p.stop - p.start for p in teachers)
+            known = sum(p.stop - p.start for p in teachers if self.book.calls(p.part.label) >= policy.learn_first)
+            if 2 * known < total:
+                exact = Exact().plan(prompt, self.pool, self.book)
+                return replace(exact, why=f"dense, to learn offsets (the first {policy.learn_first} calls of a place)")
+        return plan
+
+    def _crosses(self, length: int) -> bool:
+        """Whether the model computes a sequence of ``length`` tokens in another frame than the pool's."""
+        return self.backend.spec.rope.crosses(length)
+
+    def _check(self, token_ids: Sequence[int], length: int) -> None:
+        """Refuse tokens that the model does not have, more positions than it has, and a model that was changed."""
+        self.backend.check_unchanged()
+        spec = self.backend.spec
+        if length > spec.max_positions:
+            raise PromptTooLong(
+                f"{len(token_ids)} tokens and room for {length - len(token_ids)} exceed the model's "
+                f"{spec.max_positions} positions; shorten a slot or ask for fewer new tokens"
+            )
+        highest = max(token_ids, default=0)
+        if highest >= spec.vocab_size:
+            raise InvalidInput(
+                f"token id {highest} is outside the model's vocabulary of {spec.vocab_size}; tokenise with the model's "
+                "own tokenizer"
+            )
+
+    def _finish(self, buffer: KVBuffer, token_ids: Sequence[int]) -> None:
+        """Compute the KV of the ids that ``buffer`` does not hold yet."""
+        start = buffer.length
+        if start < len(token_ids):
+            with turn(self.model, self.backend.spec):
+                self.backend.forward(buffer, token_ids[start:], range(start, len(token_ids)), logits=0)
+
+    def _learn_from(self, plan: Plan, buffer: KVBuffer, reply: Segment, label: str, policy: Policy) -> int:
+        """Observe offsets for the engine's policy, and keep what a call under ``policy`` can be served from again."""
+        observed = observe(self.book, self.backend, buffer, plan, self.pool, self.policy) if self._teaches else 0
+        keep(self.pool, self.backend, buffer, plan, every_exact=isinstance(policy, Exact))
+        if label:
+            keep_reply(self.pool, self.backend, buffer, plan, reply, label)
+        return observed

@@ -1,0 +1,48 @@
+"""Stopping criteria of kvcomm's own: when the first token was out, and whether the caller gave up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import StoppingCriteria
+
+
+class Cancelled(Exception):
+    """The caller gave up; nothing was kept of the call."""
+
+
+class Clock(StoppingCriteria):
+    """Notes when the first token is out; stops nothing."""
+
+    def __init__(self) -> None:
+        self.first: float | None = None
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs: Any) -> torch.BoolTensor:
+        if self.first is None:
+            self.first = time.perf_counter()
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)  # type: ignore[return-value]
+
+
+class Cancellation(StoppingCriteria):
+    """Stops at the next token once ``cancel`` was called, from whichever thread."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def cancel(self) -> None:
+        """Stop the generation that this was handed to, and give nothing back."""
+        self._event.set()
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs: Any) -> torch.BoolTensor:
+        shape = (input_ids.shape[0],)
+        return torch.full(shape, self._event.is_set(), device=input_ids.device)  # type: ignore[return-value]
+
+    @staticmethod
+    def check(criteria: Sequence[StoppingCriteria]) -> None:
+        """Raise Cancelled if one of the criteria is a Cancellation that was cancelled."""
+        if any(isinstance(one, Cancellation) and one._event.is_set() for one in criteria):
+            raise Cancelled("the call was cancelled")
