@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -77,15 +77,19 @@ class OffsetBook:
                     self._fresh.merge(new)
             self.predictor()  # solved now, so that the next call's first token does not wait for it
 
-    def forget(self, label: str) -> int:
-        """Drop the means and tests of every pair captured or used at ``label``; returns how many pairs there were.
+    def forget(self, which: Callable[[str], bool]) -> int:
+        """Drop the means and tests of every pair captured or used at a label that ``which`` chooses.
 
-        What they taught the map that all pairs share stays in its sums: those add, and cannot be taken apart.
+        What they taught the map that all pairs share stays in its sums: those add, and cannot be taken apart. ``clear``
+        drops them all.
+
+        Returns:
+            how many pairs there were.
         """
         with self._learning, self._lock:
-            gone = self._learned.forget(label)
+            gone = self._learned.forget(which)
             if self._fresh is not None:
-                self._fresh.forget(label)
+                self._fresh.forget(which)
         return gone
 
     def clear(self) -> int:

@@ -131,15 +131,18 @@ class BasePool:
 
     def forget(self, segment: Segment) -> int:
         """Drop every base of this content here; returns how many."""
-        return self.drop(lambda base: base.segment.digest == segment.digest)
+        return self.drop(lambda key: key.content == segment.digest)
 
-    def drop(self, which: Callable[[Base], bool]) -> int:
-        """Drop the bases held here for which ``which`` says so; returns how many."""
+    def drop(self, which: Callable[[CacheKey], bool]) -> int:
+        """Drop the bases held here whose key ``which`` chooses; returns how many."""
+        return len(self._drop(which))
+
+    def _drop(self, which: Callable[[CacheKey], bool]) -> set[CacheKey]:
         with self._lock:
-            keys = [key for key, base in self._entries.items() if which(base)]
+            keys = {key for key in self._entries if which(key)}
             for key in keys:
                 self._remove(key)
-        return len(keys)
+        return keys
 
     @property
     def version(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -39,11 +40,18 @@ class Learned:
         for pair, gain in other.gains.items():
             self.gains.setdefault(pair, Gain(self.statistics.layers)).add(gain)
 
-    def forget(self, label: str) -> int:
-        """Drop the means and tests of every pair captured or used at ``label``; returns how many pairs there were."""
-        for pair in [pair for pair in self.gains if label in (pair.captured, pair.used)]:
-            del self.gains[pair]
-        return self.statistics.forget(label)
+    def forget(self, which: Callable[[str], bool]) -> int:
+        """Drop the means and tests of every pair captured or used at a label that ``which`` chooses.
+
+        Returns:
+            how many pairs there were; the shared sums keep what they taught (OffsetStatistics.forget).
+        """
+        pairs = [p for p in {**self.statistics.pairs, **self.gains} if which(p.captured) or which(p.used)]
+        for pair in pairs:
+            self.gains.pop(pair, None)
+        for label in {label for pair in pairs for label in (pair.captured, pair.used) if which(label)}:
+            self.statistics.forget(label)
+        return len(pairs)
 
 
 def dump(learned: Learned) -> bytes:
@@ -140,3 +148,20 @@ def add_to(store: Store, namespace: Namespace, fingerprint: ModelFingerprint, fr
         return dump(total)
 
     store.blobs.update((namespace, fingerprint), BLOB, merged)
+
+
+def forget_in(store: Store, namespace: Namespace, fingerprint: ModelFingerprint, which: Callable[[str], bool]) -> None:
+    """Forget labels, as Learned.forget does, in what all processes have saved in ``store``.
+
+    Raises:
+        StoreError: it could not be written; what was there stays.
+    """
+
+    def without(old: bytes | None) -> bytes:
+        learned = Learned.empty(fingerprint) if old is None else restore(old, fingerprint)
+        learned.forget(which)
+        return dump(learned)
+
+    owner = (namespace, fingerprint)
+    if store.blobs.read(owner, BLOB) is not None:
+        store.blobs.update(owner, BLOB, without)

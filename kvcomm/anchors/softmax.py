@@ -9,7 +9,7 @@ sums; they do not add across processes, and they are bounded in number.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -135,12 +135,12 @@ class SoftmaxBook(OffsetBook):
                     held = self.anchors.setdefault(seen.pair, deque(maxlen=self.softmax.max_anchors))
                     held.append(Anchor.of(seen.base, seen.true))
 
-    def forget(self, label: str) -> int:
+    def forget(self, which: Callable[[str], bool]) -> int:
         """As OffsetBook.forget, and the pairs' anchors with it."""
         with self._lock:
-            for pair in [pair for pair in self.anchors if label in (pair.captured, pair.used)]:
+            for pair in [pair for pair in self.anchors if which(pair.captured) or which(pair.used)]:
                 del self.anchors[pair]
-        return super().forget(label)
+        return super().forget(which)
 
     def clear(self) -> int:
         """As OffsetBook.clear, and all anchors with it."""

@@ -78,35 +78,26 @@ class StoredPool(BasePool):
             self._fetch(key, segment)
         return super().bases(segment)
 
-    def forget(self, segment: Segment) -> int:
-        """Drop every base of this content here and in the store; returns how many there were in all.
+    def drop(self, which: Callable[[CacheKey], bool]) -> int:
+        """Drop the bases here and the store's entries whose key ``which`` chooses, whichever process put them there.
 
-        Raises:
-            StoreError: the store could not list or delete; here they are gone.
-        """
-        return self.drop_stored(
-            lambda base: base.segment.digest == segment.digest, lambda k: k.content == segment.digest
-        )
-
-    def drop_stored(self, which: Callable[[Base], bool], named: Callable[[CacheKey], bool]) -> int:
-        """As ``drop``, and from the store every entry whose key ``named`` says so, whoever put it there.
+        A call under way in another thread may put one back.
 
         Returns:
-            how many keys were dropped, those only here and those in the store.
+            how many there were, each key counted once.
 
         Raises:
             StoreError: the store could not list or delete; here they are gone.
         """
-        with self._lock:
-            here = {CacheKey.of(self.namespace, self.fingerprint, b.segment, b.recipe) for b in self if which(b)}
-            super().drop(which)
-        self.store.flush()  # what was put and is still on its way must not arrive afterwards
-        stored = {entry.key for entry in self.store.entries(self.namespace, self.fingerprint) if named(entry.key)}
+        here = self._drop(which)
+        self.store.flush()  # what was put and is on its way to a lower tier must not arrive afterwards
+        stored = {entry.key for entry in self.store.entries(self.namespace, self.fingerprint) if which(entry.key)}
         for key in stored:
             self.store.delete(key)
-            with self._lock:
+        with self._lock:
+            for key in stored | here:
                 self._stored.get(key.content, {}).pop(key, None)
-        return len(here | stored)
+        return len(stored | here)
 
     def _fetch(self, key: CacheKey, segment: Segment) -> None:
         try:

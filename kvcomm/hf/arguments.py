@@ -156,6 +156,12 @@ def settle(
                     f"model.generation_config.{name}={_short(value)}: {why} (model.generation_config.{name} = None)"
                 )
             log.debug("model.generation_config.%s is put out of force: %s", name, why)
+    for name in _fields(own).keys() & set(dir(GenerationConfig())):
+        if name not in (*FIELDS, *REFUSED, *METADATA) and _set(name, getattr(own, name)):
+            raise InvalidInput(
+                f"model.generation_config.{name}={_short(getattr(own, name))}: kvcomm does not know what it does "
+                f"(docs/generate.md); set model.generation_config.{name} = None"
+            )
     asked = {k: v for k, v in _fields(given.get("generation_config")).items() if v is not None}
     asked |= {name: value for name, value in given.items() if name != "generation_config"}
     every = {name: value for name, value in _fields(own).items() if value is not None} | asked

@@ -99,7 +99,8 @@ class HFBackend:
         self._config = text_config(model)
         self._kinds = layer_kinds(self._config)
         self._cache_name = cache_argument(model)
-        self._implementation = str(self._config._attn_implementation)
+        own = str(self._config._attn_implementation)
+        self._implementation = "sdpa" if own == attention.NAME else own  # another engine's pass is under way
         self._eager = self._implementation == "eager"
         self.grouped = False
         self.attend: Implementation = Grouped

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import StoppingCriteria
 
+from kvcomm.anchors import poolfile
 from kvcomm.anchors.pool import BasePool
 from kvcomm.errors import InvalidInput
 from kvcomm.hf.agent import Agent
 from kvcomm.hf.asynchronous import in_thread
 from kvcomm.hf.core import Core
+from kvcomm.hf.forget import Forgotten, forget
 from kvcomm.hf.generation import Call, generate
 from kvcomm.hf.reply import Reply
 from kvcomm.hf.template import Template, TemplatePart
@@ -24,7 +27,7 @@ from kvcomm.reuse.policy import Exact, Policy
 from kvcomm.reuse.prompt import Prompt
 from kvcomm.reuse.run import prepare
 from kvcomm.reuse.splice import cut
-from kvcomm.types import Segment
+from kvcomm.types import Namespace, Segment
 
 
 class Engine(Core):
@@ -245,3 +248,45 @@ class Engine(Core):
         encoded = self.tokenizer("Text:\n", add_special_tokens=False)["input_ids"]
         first = self.tokenizer.bos_token_id
         return Segment(tuple(([first] if first is not None else []) + list(encoded)))
+
+    def forget(self, what: Segment | Agent | Namespace) -> Forgotten:
+        """Drop what a text, an agent or this engine's namespace left behind, in memory and in the store.
+
+        Segment: every stored KV of this text, whoever captured it. Agent: the KV captured in its places, its answers'
+        too, and the mean offsets and tests of these places; the agent itself stays. Namespace: everything, of other
+        models in the store too.
+
+        What stays. KV of other texts that were computed behind it attended to it: forget those too, or the namespace.
+        The map that all places share was taught by it: its sums add and cannot be taken apart; only forgetting the
+        namespace clears them. Replies, files written by ``save`` and calls under way are the caller's.
+
+        Raises:
+            InvalidInput: it is something else, another namespace, or the engine is a fork.
+            StoreError: the store could not delete or write; in memory it is gone.
+        """
+        return forget(self, what)
+
+    def save(self, path: Path | str) -> int:
+        """Write the bases held in memory and the learned offsets into one file (docs/format.md), for ``load``.
+
+        Returns:
+            how many bases were written.
+
+        Raises:
+            StoreUnavailable: the file could not be written; what was there stays.
+        """
+        return poolfile.save(path, self.pool, self.book)
+
+    def load(self, path: Path | str) -> int:
+        """Add the bases of a file, and go on from its offsets; for a new engine, before it has learned anything.
+
+        Returns:
+            how many bases were added.
+
+        Raises:
+            FingerprintMismatch: the file is of another model, dtype, adapter or tokenizer.
+            InvalidInput: it is of another namespace, or offsets were learned here already.
+            CorruptEntry: it is damaged; nothing of it is used.
+            StoreUnavailable: it could not be read.
+        """
+        return poolfile.load(path, self.pool, self.book, self.backend.spec.device)
