@@ -28,5 +28,6 @@ async def in_thread(call: Callable[[Cancellation], T]) -> T:
                 await asyncio.wait([work])
             except asyncio.CancelledError:  # asked again; the thread cannot be left behind
                 continue
-        work.exception() if not work.cancelled() else None
+        if not work.cancelled():
+            work.exception()  # looked at, so that asyncio does not report it as lost
         raise

@@ -18,6 +18,7 @@ from kvcomm.hf.agent import Agent
 from kvcomm.hf.backend import HFBackend
 from kvcomm.hf.reply import Prefilled
 from kvcomm.hf.support import cache_argument
+from kvcomm.hf.texts import PlainTexts
 from kvcomm.hf.turns import turn
 from kvcomm.reuse.backend import KVBuffer
 from kvcomm.reuse.plan import Plan
@@ -46,6 +47,7 @@ class Core:
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.backend = HFBackend(model, tokenizer, weights)
+        self._plain = PlainTexts(tokenizer)
         self.namespace = Namespace(namespace)
         fingerprint = self.backend.spec.fingerprint
         for held in (pool, book):

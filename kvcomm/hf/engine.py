@@ -55,7 +55,7 @@ class Engine(Core):
         Raises:
             InvalidInput: the template is malformed, or another one has this name already.
         """
-        template = Template(name, parts, self.tokenizer)
+        template = Template(name, parts, self.tokenizer, self._plain)
         known = self._agents.get(name)
         if known is not None and (known.template.fixed, known.template.slots) != (template.fixed, template.slots):
             raise InvalidInput(f"an agent named {name!r} with another template exists; choose another name")

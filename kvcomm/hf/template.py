@@ -11,6 +11,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from kvcomm.errors import InvalidInput
+from kvcomm.hf.texts import PlainTexts
 from kvcomm.reuse.prompt import Part, Prompt
 from kvcomm.types import Segment
 
@@ -62,9 +63,16 @@ class Template:
         InvalidInput: no parts, a System that is not first, a slot named twice or not an identifier.
     """
 
-    def __init__(self, name: str, parts: Sequence[TemplatePart], tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self,
+        name: str,
+        parts: Sequence[TemplatePart],
+        tokenizer: PreTrainedTokenizerBase,
+        plain: PlainTexts | None = None,
+    ) -> None:
         self.name = name
         self._tokenizer = tokenizer
+        self._plain = plain if plain is not None else PlainTexts(tokenizer)
         self.slots = tuple(part.name for part in parts if isinstance(part, Slot))
         self._check(name, parts)
         marks = [_MARK.format(n) for n in range(len(self.slots))]
@@ -120,7 +128,7 @@ class Template:
             raise InvalidInput("a slot's text contains half a surrogate pair; pass text that encodes to UTF-8")
         ids: list[int] = []
         for piece in self._without_added(text):
-            ids += self._tokenizer(piece, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+            ids += self._plain(piece)
         return Segment(tuple(ids))
 
     def _without_added(self, text: str) -> list[str]:
