@@ -209,10 +209,12 @@ def check_generate_arguments(given: Mapping[str, Any]) -> None:
                 )
 
 
-def stop_tokens(settings: Settings, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Ids that end an answer: those that generate is told to stop at, and the tokenizer's own."""
-    own = tokenizer.eos_token_id
-    return settings.ends | ({int(own)} if own is not None else set())
+def stop_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, given: Mapping[str, Any]) -> frozenset[int]:
+    """Ids that end an answer: those that generate is told to stop at, else the model's, and the tokenizer's own."""
+    ends: Any = given.get("eos_token_id")
+    for config in (given.get("generation_config"), model.generation_config):
+        ends = getattr(config, "eos_token_id", None) if ends is None else ends
+    return frozenset([*_ids(ends), *_ids(tokenizer.eos_token_id)])
 
 
 def _outputs(model: PreTrainedModel, every: Mapping[str, Any], policy: Policy, prompts: int) -> bool:

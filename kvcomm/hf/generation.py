@@ -65,7 +65,7 @@ def generate(engine: Core, call: Call) -> list[Reply]:
         finished = time.perf_counter()
         first = clock.first or finished
         answers = _answers(output, settings, max(map(len, call.prompts)), len(call.prompts))
-        stops = stop_tokens(settings, engine.tokenizer)
+        stops = stop_tokens(engine.model, engine.tokenizer, call.options)
         segments = [Segment(_until(rows[0], stops)) for rows in answers]
         learned = [time.perf_counter()]
         buffers = ready.take_back([len(segment) for segment in segments])

@@ -85,8 +85,8 @@ class Plan:
 
     Attributes:
         extra_tokens: work spent on choosing what to recompute, in tokens run through all layers.
-        seconds: for each part the time that its splice took, with its share, by tokens, of the passes that computed
-            tokens of it; host time, and empty before the plan was carried out.
+        seconds: for each part its share, by tokens, of the time that the splice and the passes over its tokens took;
+            host time, and empty before the plan was carried out.
     """
 
     prompt: Prompt

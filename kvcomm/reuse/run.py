@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
-from itertools import pairwise
 
 from kvcomm.anchors.book import Observation, OffsetBook
 from kvcomm.anchors.pool import BasePool
@@ -29,11 +27,11 @@ def prepare(backend: ModelBackend, plan: Plan, policy: Policy, book: OffsetBook,
         forward: there logits come from.
     """
     buffer = KVBuffer(backend.spec, len(plan.prompt) + room)
-    times = [time.perf_counter()]
+    began = time.perf_counter()
     for part in plan.parts:
         _splice_part(buffer, backend, part, book)
-        times.append(time.perf_counter())
-    plan = replace(plan, seconds=tuple(end - start for start, end in pairwise(times)))
+    held = [p for part in plan.parts if part.base is not None for p in range(part.start, part.stop)]
+    plan = plan.spending(time.perf_counter() - began, held)
     if isinstance(policy, Reuse) and plan.counts.approximate:
         began = time.perf_counter()
         buffer.length = len(plan.prompt)
