@@ -280,6 +280,8 @@ class Engine(Core):
     def load(self, path: Path | str) -> int:
         """Add the bases of a file, and go on from its offsets; for a new engine, before it has learned anything.
 
+        An engine with a store puts the bases there too.
+
         Returns:
             how many bases were added.
 

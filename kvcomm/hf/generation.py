@@ -47,6 +47,7 @@ class Call:
 def generate(engine: Core, call: Call) -> list[Reply]:
     """A reply for each prompt of the call; see Engine.generate and Engine.generate_batch."""
     began = time.perf_counter() if call.started is None else call.started
+    Cancellation.check(call.stopping_criteria)
     policy = call.policy if call.policy is not None else engine.policy
     settings = settle(engine.model, engine.tokenizer, call.options, policy, len(call.prompts))
     with turn(engine.model, engine.backend.spec), _ended_on_failure(settings.arguments.get("streamer")):
