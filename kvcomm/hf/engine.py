@@ -19,6 +19,8 @@ from kvcomm.errors import FingerprintMismatch, InvalidInput, PromptTooLong, Stor
 from kvcomm.hf.agent import Agent
 from kvcomm.hf.arguments import Clock, check_generate_arguments, stop_tokens
 from kvcomm.hf.backend import HFBackend
+from kvcomm.hf.chat import Tool, chat
+from kvcomm.hf.chat_text import Message
 from kvcomm.hf.reply import Prefilled, Reply, Usage
 from kvcomm.hf.support import cache_argument
 from kvcomm.hf.template import Template, TemplatePart
@@ -240,6 +242,10 @@ class Engine:
             plan=prefilled.plan,
             pool_version=self.version,
         )
+
+    def chat(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, **options: Any) -> Reply:
+        """Answer a conversation written for the tokenizer's chat template: see kvcomm.hf.chat.chat."""
+        return chat(self, messages, tools, **options)
 
     def force(
         self, prompt: Prompt, answer: Segment, *, label: str = "", policy: Policy | None = None

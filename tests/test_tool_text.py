@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from eval.tool_text import canonical_json, canonical_tool, canonical_tools
+from kvcomm.tool_text import canonical_json, canonical_tool, canonical_tools
 from kvcomm.errors import InvalidInput
 
 TOOL = {
