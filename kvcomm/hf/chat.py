@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
-from transformers.utils.chat_template_utils import get_json_schema
+from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException, get_json_schema
 
 from kvcomm.errors import InvalidInput
 from kvcomm.hf.arguments import check_generate_arguments, stop_tokens
@@ -29,6 +29,7 @@ from kvcomm.hf.chat_text import (
     message_spans,
     rewritten_from,
     tool_spans,
+    without_error,
 )
 from kvcomm.hf.reply import Reply
 from kvcomm.hf.template import check_name
@@ -144,7 +145,7 @@ def chat_prompt(
         (renderer.tools, "tools", replace(renderer, tools=None)),
         (renderer.documents, "documents", replace(renderer, documents=None)),
     ):
-        if given and without.text(messages) == text:
+        if given and without_error(without, messages) == text:
             raise InvalidInput(
                 f"the chat template of {tokenizer.name_or_path!r} does not show {what}: the model would not see them; "
                 "put them into a message, or pass a template that does with template={'chat_template': ...}"
@@ -186,7 +187,7 @@ def _schemas(tools: Sequence[Tool] | None, canonical: bool) -> list[Mapping[str,
             raise InvalidInput(f"a tool is {type(tool).__name__}; pass its JSON schema as a dict, or a function")
         try:
             schemas.append(dict(tool) if isinstance(tool, Mapping) else get_json_schema(tool))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, DocstringParsingException, TypeHintParsingException) as error:
             raise InvalidInput(f"no JSON schema can be made of the function {tool!r}: {error}") from error
     return [sorted_tool(tool) for tool in sorted(schemas, key=tool_name)] if canonical else schemas
 

@@ -96,7 +96,7 @@ class Renderer:
 def message_spans(renderer: Renderer, messages: Sequence[Message], text: str) -> list[Span]:
     """Contents of messages and the model's own answers, in the order of the messages."""
     marks = _marks(renderer, messages, text)
-    bare = _quietly(renderer, messages, prompt=False)
+    bare = without_error(renderer, messages, prompt=False)
     header = text[len(bare) :] if bare and text.startswith(bare) else ""
     spans: list[Span] = []
     at = 0
@@ -144,7 +144,7 @@ def rewritten_from(renderer: Renderer, messages: Sequence[Message], text: str) -
     answers = [n for n, message in enumerate(messages) if message.get("role") == "assistant" and n]
     if not answers:
         return None
-    before = _quietly(renderer, messages[: answers[-1]])
+    before = without_error(renderer, messages[: answers[-1]])
     if text.startswith(before):
         return None
     return next((n for n, (a, b) in enumerate(zip(text, before, strict=False)) if a != b), len(text))
@@ -170,43 +170,44 @@ def _answer(text: str, header: str, at: int, places: Sequence[Place], limit: int
 
 def _marks(renderer: Renderer, messages: Sequence[Message], text: str) -> dict[int, list[Place]]:
     """Each message's places in ``text``, by its index."""
-    found = _places(_quietly(renderer, [_marked(message, n) for n, message in enumerate(messages)]), text)
-    if found is not None:
-        return found
+    for strip in (False, True):
+        found = _places(without_error(renderer, [_marked(m, n, strip) for n, m in enumerate(messages)]), text)
+        if found is not None:
+            return found
     alone: dict[int, list[Place]] = {}
     for index in range(len(messages)):
-        one = [_marked(message, n) if n == index else message for n, message in enumerate(messages)]
-        alone |= _places(_quietly(renderer, one), text) or {}
+        one = [_marked(message, n, True) if n == index else message for n, message in enumerate(messages)]
+        alone |= _places(without_error(renderer, one), text) or {}
     return alone
 
 
-def _quietly(renderer: Renderer, messages: Sequence[Message], prompt: bool = True) -> str:
-    """The text, or an empty one where the template refuses messages that nobody asked for."""
+def without_error(renderer: Renderer, messages: Sequence[Message], prompt: bool = True) -> str:
+    """The text, or an empty one where the template refuses what nobody asked for."""
     try:
         return renderer.text(messages, prompt)
     except InvalidInput:
         return ""
 
 
-def _marked(message: Message, index: int) -> Message:
+def _marked(message: Message, index: int, strip: bool) -> Message:
     content = message.get("content")
     if isinstance(content, str):
-        return {**message, "content": _between_marks(content, index)}
+        return {**message, "content": _between_marks(content, index, strip)}
     if isinstance(content, list | tuple) and all(isinstance(part, Mapping) for part in content):
         parts = [
-            {**part, "text": _between_marks(part["text"], index)} if isinstance(part.get("text"), str) else part
+            {**part, "text": _between_marks(part["text"], index, strip)} if isinstance(part.get("text"), str) else part
             for part in content
         ]
         return {**message, "content": parts}
     return message
 
 
-def _between_marks(text: str, index: int) -> str:
-    """Marks stand inside the white space at the ends, which templates strip."""
-    inner = text.strip()
-    if not inner:
+def _between_marks(text: str, index: int, strip: bool) -> str:
+    """Marks at the text's ends, or with ``strip`` inside its white space, for templates that take that away."""
+    inner = text.strip() if strip else text
+    if not text.strip():
         return text
-    before = len(text) - len(text.lstrip())
+    before = text.index(inner)
     return f"{text[:before]}\ue0f0{index}\ue0f1{inner}\ue0f0{index}\ue0f2{text[before + len(inner) :]}"
 
 
