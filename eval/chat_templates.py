@@ -33,19 +33,23 @@ CHATML_TOOLS = """\
 DATED_TOOLS = """\
 {%- set date = date_string if date_string is defined else '26 Jul 2024' -%}
 {%- set first = messages[0] if messages[0].role == 'system' else none -%}
-{{- '<|im_start|>system\\n\\nCutting Knowledge Date: December 2023\\nToday Date: ' + date + '\\n\\n' -}}
+{{- '<|im_start|>system\\nCutting Knowledge Date: December 2023\\nToday Date: ' + date + '\\n\\n' -}}
 {{- (first.content | trim if first else '') + '<|im_end|>' -}}
 {%- for message in (messages[1:] if first else messages) -%}
-{{- '<|im_start|>' + message.role + '\\n\\n' -}}
+{{- '<|im_start|>' + message.role + '\\n' -}}
 {%- if loop.first and tools -%}
 {{- 'Given the following functions, answer with a JSON call of one.\\n\\n' -}}
 {%- for tool in tools %}{{ tool | tojson(indent=4) }}{{ '\\n\\n' }}{% endfor -%}
 {%- endif -%}
 {{- message.content | trim + '<|im_end|>' -}}
 {%- endfor -%}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n\\n' }}{% endif -%}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif -%}
 """
-"""As Llama 3.1: today's date in front of everything, contents trimmed, tools indented in the first user turn."""
+"""As Llama 3.1: today's date in front of everything, contents trimmed, tools indented in the first user turn.
+
+One line break behind a role where Llama has two: the rules of GPT-2 and SmolLM2 cut two in one way at a text's end
+and in another before a word.
+"""
 
 THINKING = """\
 {%- set last = namespace(user=-1) -%}
