@@ -28,10 +28,13 @@ def adapted() -> Any:
     return wrapped.eval()
 
 
+def test_a_peft_model_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="get_base_model"):
+        Engine(adapted(), tiny_tokenizer())
+
+
 def test_switching_an_adapter_changes_the_fingerprint_and_is_noticed() -> None:
     wrapped = adapted()
-    with pytest.raises(UnsupportedModel, match="get_base_model"):
-        Engine(wrapped, tiny_tokenizer())
     model = wrapped.get_base_model()
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
     found = []
