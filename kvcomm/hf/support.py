@@ -38,7 +38,8 @@ def text_config(model: PreTrainedModel) -> Any:
             f"{name} uses multi-head latent attention (kv_lora_rank={config.kv_lora_rank}): its cache holds latents, "
             "for which moving positions has not been shown right"
         )
-    kinds = set(getattr(config, "layer_types", None) or ()) - {FULL, SLIDING}
+    named = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
+    kinds = set(named) - {FULL, SLIDING, "attention"}
     state = any(
         getattr(config, field, None) for field in ("state_size", "ssm_state_size", "mamba_d_state", "conv_kernel")
     )

@@ -56,7 +56,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda: tiny("Llama4", config="Llama4Text", head_dim=16, num_local_experts=2, **_UNCHUNKED),
         "attn_temperature_tuning",
     ),
-    "recurrent": (lambda: tiny("RecurrentGemma", block_types=["recurrent", "attention"]), "layers of kind"),
+    "recurrent": (lambda: tiny("RecurrentGemma", block_types=["recurrent", "attention"]), "layers of kind recurrent"),
     "learned positions": (
         lambda: tiny("GPT2", "GPT2LMHeadModel", n_embd=64, n_layer=2, n_head=4),
         "no rope_parameters",
