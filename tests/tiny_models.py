@@ -32,7 +32,7 @@ _COMMON: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 
-INTERLEAVED = frozenset({"cohere", "glm"})
+INTERLEAVED = frozenset({"cohere", "glm", "glm4", "llama4"})
 """Families whose rotary pairs are neighbours (2i, 2i + 1) instead of halves."""
 
 
@@ -68,6 +68,53 @@ def _longrope_factors(pairs: int) -> dict[str, Any]:
 
 def _smollm3() -> PreTrainedModel:
     return _build("SmolLM3", num_hidden_layers=4, no_rope_layers=[1, 1, 0, 1])
+
+
+def _eager(model: PreTrainedModel) -> PreTrainedModel:
+    model.set_attn_implementation("eager")
+    return model
+
+
+def _gemma2() -> PreTrainedModel:
+    """In eager attention, the only one in which transformers caps its scores."""
+    return _eager(
+        _build(
+            "Gemma2",
+            head_dim=16,
+            query_pre_attn_scalar=16,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            sliding_window=32,
+            attn_logit_softcapping=5.0,
+            final_logit_softcapping=30.0,
+        )
+    )
+
+
+def _gpt_oss() -> PreTrainedModel:
+    return _build(
+        "GptOss",
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        sliding_window=32,
+    )
+
+
+def _llama4() -> PreTrainedModel:
+    """Without its chunks and its queries' temperature, which are refused: three layers with rope, one without."""
+    return _build(
+        "Llama4",
+        config_name="Llama4TextConfig",
+        num_hidden_layers=4,
+        head_dim=16,
+        intermediate_size_mlp=96,
+        num_local_experts=4,
+        interleave_moe_layer_step=2,
+        layer_types=["full_attention"] * 4,
+        no_rope_layers=[1, 1, 0, 1],
+        attn_temperature_tuning=False,
+    )
 
 
 def _gemma3() -> PreTrainedModel:
@@ -117,4 +164,45 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "cohere": lambda: _build("Cohere", logit_scale=1.0),
     "glm": lambda: _build("Glm", head_dim=16),
     "smollm3": _smollm3,
+    "gemma2": _gemma2,
+    "mixtral": lambda: _build("Mixtral", num_local_experts=4, num_experts_per_tok=2),
+    "qwen3_moe": lambda: _build(
+        "Qwen3Moe", head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48
+    ),
+    "olmo": lambda: _build("Olmo"),
+    "olmo2": lambda: _build("Olmo2"),
+    "glm4": lambda: _build("Glm4", head_dim=16),
+    "gpt_oss": _gpt_oss,
+    "llama4": _llama4,
 }
+
+OWN_ATTENTION = frozenset({"gemma2", "gpt_oss"})
+"""Families whose attention is more than a softmax (caps, sinks): passes over chosen positions run the model's own."""
+WITHOUT_ROPE = {"smollm3": (2,), "llama4": (2,)}
+"""Layers without rotary positions."""
+KNOWN_AS = {
+    "llama": "Llama 2, Llama 3, SmolLM2, TinyLlama and whatever else has this class",
+    "llama-linear": "position interpolation",
+    "llama-llama3": "Llama 3.1 and newer",
+    "llama-yarn": "YaRN",
+    "llama-longrope": "LongRoPE",
+    "llama-proportional": "proportional, partial rotary",
+    "qwen2": "Qwen2, Qwen2.5",
+    "qwen3": "Qwen3",
+    "mistral": "Mistral 7B",
+    "phi3": "Phi-3, Phi-4-mini",
+    "gemma3": "Gemma 3, text",
+    "gpt_neox": "Pythia, GPT-NeoX",
+    "cohere": "Command R",
+    "glm": "GLM-4-9B-chat",
+    "smollm3": "SmolLM3",
+    "gemma2": "Gemma 2",
+    "mixtral": "Mixtral",
+    "qwen3_moe": "Qwen3-MoE",
+    "olmo": "OLMo",
+    "olmo2": "OLMo 2",
+    "glm4": "GLM-4-0414",
+    "gpt_oss": "gpt-oss, its sinks kept",
+    "llama4": "layers of Llama 4's shape; its chunks and temperature are refused",
+}
+"""What people know each family as."""

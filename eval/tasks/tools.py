@@ -11,7 +11,7 @@ from typing import Any
 
 from eval.fetch import WheelFile, wheel_file
 from eval.tasks.base import Problem
-from eval.tool_text import canonical_json, canonical_tool, tool_name
+from kvcomm.tool_text import canonical_json, canonical_tool, tool_name
 
 MAX_TOOLS = 6
 MAX_TOOL_CHARACTERS = 1_200

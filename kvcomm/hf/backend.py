@@ -17,6 +17,7 @@ from kvcomm.hf.fingerprint import adapter_digest, shape_of, tokenizer_digest, we
 from kvcomm.hf.grouped import Grouped
 from kvcomm.hf.support import (
     cache_argument,
+    check_plain,
     layer_kinds,
     layer_windows,
     probe_keys,
@@ -46,6 +47,7 @@ def model_spec(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weigh
             "adapter active in it)"
         )
     config = text_config(model)
+    check_plain(model)
     devices = {p.device for p in model.parameters()}
     if len(devices) != 1 or "meta" in {d.type for d in devices}:
         raise UnsupportedModel(

@@ -14,6 +14,8 @@ from kvcomm.anchors.pool import BasePool
 from kvcomm.errors import InvalidInput
 from kvcomm.hf.agent import Agent
 from kvcomm.hf.asynchronous import in_thread
+from kvcomm.hf.chat import Tool, chat
+from kvcomm.hf.chat_text import Message
 from kvcomm.hf.core import Core
 from kvcomm.hf.forget import Forgotten, forget
 from kvcomm.hf.generation import Call, generate
@@ -162,6 +164,10 @@ class Engine(Core):
         return await in_thread(
             lambda stop: self.generate_batch(prompts, stopping_criteria=(*criteria, stop), **arguments)
         )
+
+    def chat(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, **options: Any) -> Reply:
+        """Answer a conversation written for the tokenizer's chat template: see kvcomm.hf.chat.chat."""
+        return chat(self, messages, tools, **options)
 
     def force(
         self, prompt: Prompt, answer: Segment, *, label: str = "", policy: Policy | None = None

@@ -14,13 +14,22 @@ from kvcomm.types import digest_fields
 
 
 def weights_digest(model: PreTrainedModel) -> str:
-    """SHA-256 over the names, dtypes, shapes and bytes of all parameters; about 0.6 s a GB on one core."""
+    """SHA-256 over the names, dtypes, shapes and bytes of all parameters; about 0.6 s a GB on one core.
+
+    Buffers that are saved with the model count too: some ways of quantising keep weights in them.
+    """
     hasher = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
-        tensor = parameter.detach().cpu().contiguous()
+    saved = {name: buffer for name, buffer in model.named_buffers() if _is_saved(model, name)}
+    for name, held in sorted({**dict(model.named_parameters()), **saved}.items()):
+        tensor = held.detach().cpu().contiguous()
         hasher.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
         hasher.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return hasher.hexdigest()
+
+
+def _is_saved(model: PreTrainedModel, name: str) -> bool:
+    owner, _, leaf = name.rpartition(".")
+    return leaf not in model.get_submodule(owner)._non_persistent_buffers_set
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -38,7 +38,8 @@ def text_config(model: PreTrainedModel) -> Any:
             f"{name} uses multi-head latent attention (kv_lora_rank={config.kv_lora_rank}): its cache holds latents, "
             "for which moving positions has not been shown right"
         )
-    kinds = set(getattr(config, "layer_types", None) or ()) - {FULL, SLIDING}
+    named = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
+    kinds = set(named) - {FULL, SLIDING, "attention"}
     state = any(
         getattr(config, field, None) for field in ("state_size", "ssm_state_size", "mamba_d_state", "conv_kernel")
     )
@@ -53,6 +54,11 @@ def text_config(model: PreTrainedModel) -> Any:
             raise UnsupportedModel(f"{name} chooses what to attend to by content ({chooses}): not handled")
     if config.model_type in _UNAPPLIED_WINDOW and getattr(config, "sliding_window", None):
         raise UnsupportedModel(f"{name} names a sliding window that its attention does not apply: not handled")
+    if getattr(config, "attn_temperature_tuning", None):
+        raise UnsupportedModel(
+            f"{name} scales queries by how many tokens its cache holds (attn_temperature_tuning): a pass over chosen "
+            "positions would scale them wrongly"
+        )
     if getattr(config, "num_kv_shared_layers", 0):
         raise UnsupportedModel(f"{name} shares KV between layers (num_kv_shared_layers): not handled")
     implementation = getattr(config, "_attn_implementation", None)
@@ -62,6 +68,33 @@ def text_config(model: PreTrainedModel) -> Any:
             f"attn_implementation='sdpa' (or one of {', '.join(_ATTENTION)})"
         )
     return config
+
+
+def check_plain(model: PreTrainedModel) -> None:
+    """Raise UnsupportedModel for a compiled model and for weights that are no plain tensors.
+
+    A graph compiled for one shape of cache is compiled again for every pass over chosen positions. Tensors of a class
+    of their own (torchao, bitsandbytes) have neither bytes that a fingerprint could be made of nor a place in memory
+    that shows a change.
+    """
+    name = type(model).__name__
+    for path, module in model.named_modules():
+        if module._compiled_call_impl is not None or _is_compiled(module.forward):
+            raise UnsupportedModel(
+                f"{name} is compiled ({path or 'the model itself'}, torch.compile): passes over chosen positions would "
+                "compile anew for each shape; pass the model as it was before"
+            )
+    for path, parameter in model.named_parameters():
+        if type(parameter) is not torch.nn.Parameter:
+            raise UnsupportedModel(
+                f"{name} keeps {path} as {type(parameter).__name__}, a quantised tensor: not handled; load the model "
+                "dequantised (for GGUF GgufConfig(dequantize=True)), or in float16 or bfloat16"
+            )
+
+
+def _is_compiled(function: Any) -> bool:
+    """Whether torch.compile made it; torch.compiler.disable leaves the same trace, and another."""
+    return hasattr(function, "_torchdynamo_orig_callable") and not getattr(function, "_torchdynamo_disable", False)
 
 
 def layer_kinds(config: Any) -> tuple[str, ...]:

@@ -44,6 +44,14 @@ class HasSegment(Protocol):
     def segment(self) -> Segment: ...
 
 
+def check_name(name: str) -> None:
+    """Raise InvalidInput for a name that cannot be part of a label."""
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or "/" in name or not name.isprintable():
+        raise InvalidInput(
+            f"agent name {str(name)[:MAX_NAME]!r} must be 1 to {MAX_NAME} printable characters without '/'"
+        )
+
+
 TemplatePart = System | Slot | str
 SlotValue = str | Segment | HasSegment
 
@@ -149,10 +157,7 @@ class Template:
         return [*pieces, text]
 
     def _check(self, name: str, parts: Sequence[TemplatePart]) -> None:
-        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or "/" in name or not name.isprintable():
-            raise InvalidInput(
-                f"agent name {str(name)[:MAX_NAME]!r} must be 1 to {MAX_NAME} printable characters without '/'"
-            )
+        check_name(name)
         if not parts:
             raise InvalidInput(f"agent {name!r} has no parts; give texts and slots")
         if any(isinstance(part, System) for part in parts[1:]):

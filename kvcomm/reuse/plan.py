@@ -49,6 +49,7 @@ class PartPlan:
         pair: the offset that applies, for approximate reuse.
         recompute: positions in the prompt, increasing, that are computed again although a base is held.
         match: for a base made of a nearly equal text's, how the two texts stand to each other.
+        settled: the base was computed, approximately, behind the very same tokens: selections leave it alone.
         why: one phrase for people.
     """
 
@@ -60,6 +61,12 @@ class PartPlan:
     pair: Pair | None = None
     recompute: tuple[int, ...] = ()
     match: Match | None = None
+    settled: bool = False
+
+    @property
+    def selectable(self) -> bool:
+        """Whether a selection may choose tokens of it: reused approximately, and not settled by an earlier call."""
+        return self.action == "approximate" and not self.settled
 
     @property
     def stop(self) -> int:
@@ -108,10 +115,10 @@ class Plan:
         return replace(self, parts=tuple(replace(part, base=None) for part in self.parts))
 
     def recomputing(self, positions: Sequence[int], extra_tokens: float) -> Plan:
-        """This plan with the given positions of its approximate parts computed again, besides those that are anyway."""
+        """This plan with the given positions of its selectable parts computed again, besides those that are anyway."""
         parts = []
         for part in self.parts:
-            if part.action == "approximate":
+            if part.selectable:
                 within = {p for p in positions if part.start <= p < part.stop}
                 part = replace(part, recompute=tuple(sorted((within | {*part.recompute}) - {*part.absent})))
             parts.append(part)

@@ -47,6 +47,18 @@ def exact_head(prompt: Prompt, pool: BasePool) -> list[PartPlan]:
     return head
 
 
+def _settled(prompt: Prompt, index: int, pool: BasePool) -> PartPlan | None:
+    """The part as an earlier call left it behind the very same tokens, some of them reused approximately there."""
+    part, start = prompt.parts[index], prompt.starts[index]
+    if not len(part.segment):
+        return None
+    before = prompt.preceding[index]
+    base = next((base for base in pool.bases(part.segment) if base.recipe.preceding == before), None)
+    if base is None or base.recipe.origin == "isolated":
+        return None
+    return PartPlan(part, start, "approximate", "as an earlier call left it here", base, settled=True)
+
+
 @dataclass(frozen=True)
 class Dense:
     """Reuse nothing: a full prefill."""
@@ -113,7 +125,8 @@ class Reuse:
     def plan(self, prompt: Prompt, pool: BasePool, book: OffsetBook) -> Plan:
         parts = exact_head(prompt, pool)
         for index in range(len(parts), len(prompt.parts)):
-            parts.append(self._part(prompt.parts[index], prompt.starts[index], pool))
+            settled = _settled(prompt, index, pool)
+            parts.append(settled or self._part(prompt.parts[index], prompt.starts[index], pool))
         return Plan(prompt, tuple(parts), "reuse")
 
     def settle(self, plan: Plan) -> Plan:

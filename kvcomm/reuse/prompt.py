@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from functools import cached_property
 
 from kvcomm.errors import InvalidInput
-from kvcomm.types import Segment, digest_tokens
+from kvcomm.types import Segment, digest_fields
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,16 @@ class Part:
 class Prompt:
     """Parts in order. Dense and reused runs see the same ids, since both see these.
 
+    Attributes:
+        grows: whether later prompts are expected to begin with this one, as the turns of a conversation do: the KV of
+            every part, and of the answer, is then kept as it stands here, whatever else is held of the same text.
+
     Raises:
         InvalidInput: the prompt has no tokens.
     """
 
     parts: tuple[Part, ...]
+    grows: bool = False
 
     def __post_init__(self) -> None:
         if not any(len(part.segment) for part in self.parts):
@@ -53,7 +59,8 @@ class Prompt:
     @cached_property
     def preceding(self) -> tuple[str, ...]:
         """For each part the content digest of all ids before it."""
-        return tuple(digest_tokens(self.token_ids[:start]) for start in self.starts)
+        packed = struct.pack(f"<{len(self)}I", *self.token_ids)  # once: a conversation has hundreds of parts
+        return tuple(digest_fields(b"tokens", packed[: 4 * start]) for start in self.starts)
 
     def __len__(self) -> int:
         return len(self.token_ids)

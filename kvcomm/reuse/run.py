@@ -77,7 +77,7 @@ def keep(pool: BasePool, backend: ModelBackend, buffer: KVBuffer, plan: Plan, ev
     """Put into the pool what this call computed first; returns how many bases were added.
 
     A segment's KV is kept when the pool has no base of its content, when it is the prompt's head, or, with
-    ``every_exact``, whenever it is exact for this prefix.
+    ``every_exact``, whenever it is exact for this prefix. Of a prompt that grows every part is kept as it stands.
     """
     added = 0
     for index, part in enumerate(plan.parts):
@@ -86,15 +86,19 @@ def keep(pool: BasePool, backend: ModelBackend, buffer: KVBuffer, plan: Plan, ev
             continue
         exact = part.stop <= plan.exact_until
         wanted = part.action == "new" and not pool.bases(segment)
-        if wanted or (exact and (index == 0 or every_exact)):
+        grown = plan.prompt.grows and not part.settled
+        if wanted or grown or (exact and (index == 0 or every_exact)):
             recipe = Recipe("prompt", part.part.label, plan.prompt.preceding[index], exact)
             added += pool.put(segment, recipe, cut(buffer, backend.spec, part.start, part.stop))
     return added
 
 
 def keep_reply(pool: BasePool, backend: ModelBackend, buffer: KVBuffer, plan: Plan, reply: Segment, label: str) -> bool:
-    """Put an agent's answer, whose KV stands in ``buffer`` behind the prompt, into the pool unless it is held."""
-    if not len(reply) or pool.bases(reply):
+    """Put an agent's answer, whose KV stands in ``buffer`` behind the prompt, into the pool unless it is held.
+
+    The answer to a prompt that grows is kept as it stands here in any case.
+    """
+    if not len(reply) or (pool.bases(reply) and not plan.prompt.grows):
         return False
     start = len(plan.prompt)
     exact = plan.exact_until == start

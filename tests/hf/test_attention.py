@@ -15,7 +15,7 @@ from kvcomm.hf import attention
 from kvcomm.hf.backend import HFBackend
 from kvcomm.reuse.backend import KVBuffer
 from tests.tiny_backend import backend_of, tiny_backend
-from tests.tiny_models import FAMILIES, _build
+from tests.tiny_models import FAMILIES, OWN_ATTENTION, _build
 
 TOKENS = 120
 IDS = [(11 * n + 5) % 128 for n in range(TOKENS)]
@@ -44,10 +44,10 @@ def recomputed(backend: HFBackend, grouped: bool, positions: list[int]) -> tuple
 
 
 @pytest.mark.parametrize("spread", SPREADS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in OWN_ATTENTION])
 def test_equals_the_masked_path(family: str, spread: str) -> None:
     backend = tiny_backend(family)
-    assert backend.grouped, "every family here has plain softmax attention"
+    assert backend.grouped, "these families have plain softmax attention"
     kv, logits = recomputed(backend, False, SPREADS[spread])
     kv_grouped, logits_grouped = recomputed(backend, True, SPREADS[spread])
     torch.testing.assert_close(kv_grouped, kv, rtol=1e-4, atol=1e-4)
@@ -163,6 +163,23 @@ def test_a_backend_can_be_built_while_another_thread_runs_a_pass() -> None:
     assert built[0].grouped
     assert built[0].spec.fingerprint == backend.spec.fingerprint
     assert backend.model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("family", sorted(OWN_ATTENTION))
+def test_caps_and_sinks_keep_the_models_own_path(family: str) -> None:
+    """And are what the model computes: without them the KV is another."""
+    backend = tiny_backend(family)
+    assert not backend.grouped
+    kv, _ = recomputed(backend, False, SPREADS["runs"])
+    plain = FAMILIES[family]()
+    if family == "gemma2":
+        for layer in plain.model.layers:
+            layer.self_attn.attn_logit_softcapping = None
+    else:
+        for layer in plain.model.layers:
+            layer.self_attn.sinks.data.fill_(-1e4)  # e to this is 0: no sink
+    other, _ = recomputed(backend_of(plain), False, SPREADS["runs"])
+    assert float((kv - other).norm() / kv.norm()) > 0.01
 
 
 def test_softcapped_models_keep_their_own_path() -> None:

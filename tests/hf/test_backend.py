@@ -186,6 +186,11 @@ def test_weights_digest_sees_every_bit_and_name() -> None:
     with torch.no_grad():
         other.lm_head.weight[0, 0] += 1e-6
     assert weights_digest(one) != weights_digest(other)
+    with torch.no_grad():
+        other.lm_head.weight.copy_(one.lm_head.weight)
+    for kept, persistent in ((False, False), (True, True)):  # GPTQ and AWQ keep weights in saved buffers
+        other.register_buffer(f"packed_{persistent}", torch.ones(3, dtype=torch.int32), persistent=persistent)
+        assert (weights_digest(one) != weights_digest(other)) == kept
     given = HFBackend(other, TOKENIZER, weights="vouched").spec.fingerprint
     assert given.weights == "vouched"
 

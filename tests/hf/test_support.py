@@ -20,6 +20,8 @@ TOKENIZER = tiny_tokenizer()
 _TINY = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 _TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
+_UNCHUNKED = {"layer_types": ["full_attention"] * 2, "no_rope_layers": [1, 0]}
+
 
 def tiny(name: str, model: str | None = None, config: str | None = None, **settings: Any) -> PreTrainedModel:
     made = getattr(transformers, f"{config or name}Config")(**{**_TINY, **settings})
@@ -50,6 +52,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda: tiny("Llama4", config="Llama4Text", head_dim=16, num_local_experts=2),
         "chunked_attention",
     ),
+    "temperature by length": (
+        lambda: tiny("Llama4", config="Llama4Text", head_dim=16, num_local_experts=2, **_UNCHUNKED),
+        "attn_temperature_tuning",
+    ),
+    "recurrent": (lambda: tiny("RecurrentGemma", block_types=["recurrent", "attention"]), "layers of kind recurrent"),
     "learned positions": (
         lambda: tiny("GPT2", "GPT2LMHeadModel", n_embd=64, n_layer=2, n_head=4),
         "no rope_parameters",
@@ -106,6 +113,31 @@ def test_attention_without_masks_is_refused() -> None:
     model = FAMILIES["llama"]()
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(UnsupportedModel, match="attn_implementation='sdpa'"):
+        HFBackend(model, TOKENIZER)
+
+
+def test_a_compiled_model_is_refused() -> None:
+    """As a whole, in one layer, or its forward alone; nothing is compiled before it is called."""
+    whole, layer, forward = (FAMILIES["llama"]() for _ in range(3))
+    whole.compile()
+    layer.model.layers[1].compile()  # type: ignore[union-attr]
+    forward.forward = torch.compile(forward.forward)
+    for model, where in ((whole, "the model itself"), (layer, "model.layers.1"), (forward, "the model itself")):
+        with pytest.raises(UnsupportedModel, match=f"is compiled .{where}"):
+            HFBackend(model, TOKENIZER)
+    with pytest.raises(UnsupportedModel, match="OptimizedModule wraps"):
+        HFBackend(torch.compile(FAMILIES["llama"]()), TOKENIZER)  # type: ignore[arg-type]
+
+
+class Quantised(torch.nn.Parameter):
+    """As bitsandbytes and torchao keep weights: a class of its own."""
+
+
+def test_quantised_tensors_are_refused_by_name() -> None:
+    model = FAMILIES["llama"]()
+    layer: Any = model.model.layers[0]
+    layer.mlp.up_proj.weight = Quantised(layer.mlp.up_proj.weight.data)
+    with pytest.raises(UnsupportedModel, match="layers.0.mlp.up_proj.weight as Quantised.*dequantise"):
         HFBackend(model, TOKENIZER)
 
 

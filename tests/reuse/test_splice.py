@@ -122,7 +122,7 @@ def block_masks(backend: HFBackend, first: int, second: int) -> Any:
         for q in range(total):
             for k in range(total):
                 seen[q, k] = (q < first) == (k < first) and k <= q and (window is None or q - k < window)
-        masks[kind] = seen[None, None]
+        masks[kind] = backend._as_mask(seen)  # eager attention adds it
     return masks if len(masks) > 1 else next(iter(masks.values()))
 
 

@@ -14,8 +14,8 @@ from kvcomm.reuse.select.score import check_share
 
 
 def leading(scene: Scene, k: int) -> tuple[int, ...]:
-    """The first ``k`` positions of each approximate part, or as many as it has."""
-    parts = (part for part in scene.plan.parts if part.action == "approximate")
+    """The first ``k`` positions of each selectable part, or as many as it has."""
+    parts = (part for part in scene.plan.parts if part.selectable)
     return tuple(p for part in parts for p in range(part.start, min(part.start + k, part.stop)))
 
 
@@ -51,7 +51,7 @@ class LeadingShare:
         check_share(self.share)
 
     def choose(self, scene: Scene) -> Selected:
-        lengths = [part.stop - part.start for part in scene.plan.parts if part.action == "approximate"]
+        lengths = [part.stop - part.start for part in scene.plan.parts if part.selectable]
         wanted = self.share * sum(lengths)
         ks = range(max(lengths, default=0) + 1)
         return Selected(leading(scene, min(ks, key=lambda k: abs(sum(min(k, n) for n in lengths) - wanted))))

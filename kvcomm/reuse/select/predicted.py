@@ -22,7 +22,7 @@ class PredictedError(ByScore):
         errors = scene.book.errors()
         found = []
         for part in scene.plan.parts:
-            if part.action != "approximate" or part.base is None:
+            if not part.selectable or part.base is None:
                 continue
             if errors is None:
                 expected = 1.0 / torch.arange(1, part.stop - part.start + 1, dtype=torch.float64)

@@ -29,9 +29,9 @@ class Scene:
 
     @cached_property
     def approximate(self) -> tuple[int, ...]:
-        """Positions of approximate parts that hold KV, increasing: those among which a selection chooses."""
+        """Positions of selectable parts that hold KV, increasing: those among which a selection chooses."""
         new = set(self.new)
-        parts = (part for part in self.plan.parts if part.action == "approximate")
+        parts = (part for part in self.plan.parts if part.selectable)
         return tuple(p for part in parts for p in range(part.start, part.stop) if p not in new)
 
     @cached_property

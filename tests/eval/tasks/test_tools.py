@@ -8,7 +8,7 @@ import pytest
 
 from eval.tasks.base import Problem
 from eval.tasks.tools import MAX_TOOLS, Tools
-from eval.tool_text import canonical_tool, tool_name
+from kvcomm.tool_text import canonical_tool, tool_name
 
 
 @pytest.fixture(scope="module")

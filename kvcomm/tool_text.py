@@ -50,6 +50,16 @@ def canonical_tools(tools: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     return tuple(canonical_tool(tool) for tool in sorted(tools, key=tool_name))
 
 
+def sorted_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the tool with its keys in canonical order, for chat templates, which write the JSON themselves.
+
+    Raises:
+        InvalidInput: as canonical_tool.
+    """
+    ordered: dict[str, Any] = json.loads(canonical_tool(tool))
+    return ordered
+
+
 def canonical_json(value: Any) -> str:
     """Compact JSON with sorted keys, for a call's arguments and results; the order of arrays is kept."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from eval.tool_text import canonical_json, canonical_tool, canonical_tools
 from kvcomm.errors import InvalidInput
+from kvcomm.tool_text import canonical_json, canonical_tool, canonical_tools
 
 TOOL = {
     "name": "find",
