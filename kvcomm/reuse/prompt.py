@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kvcomm.errors import InvalidInput
-from kvcomm.types import Segment, digest_tokens
+from kvcomm.types import TOKEN_BYTES, Segment, digest_fields, pack_tokens
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ class Prompt:
     @cached_property
     def preceding(self) -> tuple[str, ...]:
         """For each part the content digest of all ids before it."""
-        return tuple(digest_tokens(self.token_ids[:start]) for start in self.starts)
+        packed = pack_tokens(self.token_ids)
+        return tuple(digest_fields(b"tokens", packed[: start * TOKEN_BYTES]) for start in self.starts)
 
     def __len__(self) -> int:
         return len(self.token_ids)
