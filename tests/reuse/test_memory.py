@@ -14,6 +14,7 @@ from kvcomm.errors import InvalidInput
 from kvcomm.hf.reply import Prefilled
 from kvcomm.reuse.memory import BufferMemory
 from kvcomm.reuse.policy import Reuse
+from kvcomm.reuse.select import Leading
 from tests.hf.engines import GREEDY, engine_of, two_agents
 
 MIB = 1 << 20
@@ -156,7 +157,7 @@ def test_a_call_that_fails_leaves_its_memory_free(monkeypatch: pytest.MonkeyPatc
         raise RuntimeError("a layer failed")
 
     monkeypatch.setattr(engine.backend, "forward", fail)
-    policy = Reuse(dense_above=1.0, learn_first=0)
+    policy = Reuse(select=Leading(0), dense_above=1.0, learn_first=0)
     with pytest.raises(RuntimeError, match="a layer failed"):
         engine.prefill(critic.prompt(task="x y z", draft=Segment((50, 51, 52))), policy=policy)
     gc.collect()  # the exception's frames held it
