@@ -1,5 +1,6 @@
 # make demo   five agents on a real model, report in results/   (first run: a few minutes of installation)
 # make test   every check; CI calls this and nothing else
+# make bench              TTFT, splice and recompute beside their floors, into results/bench.json (under 25 minutes)
 # make kernels              GPU kernels compiled for cards that are not here; fails on register spills, writes docs/kernels.md
 #
 # PYTHON=python3.12           another interpreter (3.11 or newer)
@@ -20,7 +21,7 @@ export PIP_FLAGS
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo test lint format test-latest kernels bench soak clean
+.PHONY: help demo test lint format test-latest kernels bench bench-store soak clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -66,8 +67,11 @@ test-latest: $(LATEST_READY)
 kernels: $(READY)
 	$(BIN)/python -m benchmarks.compile_kernels $(KERNELS_FLAGS)
 
-# Timings: nothing else may run on the machine meanwhile.
+# Timings: nothing else may run on the machine meanwhile. Speeds beside their floors, under 25 minutes: docs/speed.md.
 bench: $(READY)
+	$(BIN)/python -m benchmarks.bench $(BENCH_FLAGS)
+
+bench-store: $(READY)
 	$(BIN)/python -m benchmarks.store --out results/bench-store.json
 
 # Long runs whose short forms are in `make test`; about half an hour.

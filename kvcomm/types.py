@@ -16,6 +16,7 @@ from kvcomm.errors import InvalidInput
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 MAX_TOKEN_ID = 2**32 - 1
+TOKEN_BYTES = 4
 
 
 def digest_fields(*parts: bytes) -> str:
@@ -27,9 +28,14 @@ def digest_fields(*parts: bytes) -> str:
     return hasher.hexdigest()
 
 
+def pack_tokens(token_ids: Sequence[int]) -> bytes:
+    """Token ids, each as a little-endian uint32."""
+    return struct.pack(f"<{len(token_ids)}I", *token_ids)
+
+
 def digest_tokens(token_ids: Sequence[int]) -> str:
-    """SHA-256 hex digest of token ids, each as a little-endian uint32."""
-    return digest_fields(b"tokens", struct.pack(f"<{len(token_ids)}I", *token_ids))
+    """SHA-256 hex digest of token ids, packed."""
+    return digest_fields(b"tokens", pack_tokens(token_ids))
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from kvcomm.hf.support import (
 )
 from kvcomm.reuse import fused
 from kvcomm.reuse.backend import KVBuffer, ModelSpec
+from kvcomm.reuse.memory import BufferMemory
 from kvcomm.types import ModelFingerprint, digest_fields
 
 _PROVEN_WINDOW = 512  # tokens; wider windows are believed
@@ -84,9 +85,10 @@ def model_spec(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weigh
 
 
 class HFBackend:
-    """Runs one transformers model. Holds no state between calls but the model itself.
+    """Runs one transformers model. Holds no state between calls but the model itself and memory that nobody uses.
 
     Attributes:
+        memory: of requests that are done, for the next ones; see kvcomm.reuse.memory.
         grouped: whether passes over chosen positions run the attention that kvcomm.hf.attend chose. They do where it
             was shown, when the backend was built, to give what the model's own masked attention gives; eager attention
             keeps its own.
@@ -111,6 +113,7 @@ class HFBackend:
             self.attend = choose(self._shape())
             self.grouped = self._grouped_is_equal()
         self._prove()
+        self.memory = BufferMemory()
         fused.handles(self._spec, self._spec.device)  # kernels are compiled now, not in the first call
         self._parameters = tuple(model.parameters())
         self._built = self._state()
@@ -119,6 +122,10 @@ class HFBackend:
     def spec(self) -> ModelSpec:
         """Shape and identity of the model."""
         return self._spec
+
+    def buffer(self, capacity: int) -> KVBuffer:
+        """See ModelBackend.buffer."""
+        return KVBuffer(self.spec, capacity, self.memory)
 
     def check_unchanged(self) -> None:
         """Notice a model that is no longer the one fingerprinted, in well under a millisecond.

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from kvcomm.errors import InvalidInput
+from kvcomm.reuse.memory import BufferMemory
 from kvcomm.rope import RopeSpec
 from kvcomm.types import ModelFingerprint
 
@@ -38,16 +39,23 @@ class ModelSpec:
 class KVBuffer:
     """The KV of one request: preallocated, keys rotated to their positions, filled up to ``length``.
 
+    Args:
+        memory: where host memory is taken from; it comes with what another request left in it, so clear whatever is not
+            filled before the buffer is handed on. None asks the system.
+
     Attributes:
         keys, values: [n_layers, n_kv_heads, capacity, head_dim].
         length: tokens that hold KV, from position 0.
     """
 
-    def __init__(self, spec: ModelSpec, capacity: int) -> None:
+    def __init__(self, spec: ModelSpec, capacity: int, memory: BufferMemory | None = None) -> None:
         f = spec.fingerprint
-        shape = (f.n_layers, f.n_kv_heads, capacity, f.head_dim)
-        self.keys = torch.empty(shape, dtype=f.torch_dtype, device=spec.device)
-        self.values = torch.empty(shape, dtype=f.torch_dtype, device=spec.device)
+        shape = (2, f.n_layers, f.n_kv_heads, capacity, f.head_dim)
+        if memory is None or spec.device.type != "cpu":
+            both = torch.empty(shape, dtype=f.torch_dtype, device=spec.device)
+        else:
+            both = memory.take(f.bytes_per_token * capacity).view(f.torch_dtype).view(shape)
+        self.keys, self.values = both[0], both[1]
         self.length = 0
 
     @classmethod
@@ -62,6 +70,12 @@ class KVBuffer:
         """Tokens for which there is room."""
         return int(self.keys.shape[2])
 
+    def clear(self, start: int, stop: int) -> None:
+        """Write zeros to positions ``start`` to ``stop``; InvalidInput as for check_range."""
+        self.check_range(start, stop)
+        self.keys[:, :, start:stop].zero_()
+        self.values[:, :, start:stop].zero_()
+
     def check_range(self, start: int, stop: int) -> None:
         """Raise InvalidInput unless 0 <= start <= stop <= capacity."""
         if not 0 <= start <= stop <= self.capacity:
@@ -74,6 +88,10 @@ class ModelBackend(Protocol):
     @property
     def spec(self) -> ModelSpec:
         """Shape and identity, constant over the backend's life."""
+        ...
+
+    def buffer(self, capacity: int) -> KVBuffer:
+        """Room for a request of ``capacity`` tokens; its contents are undefined, another request's for example."""
         ...
 
     def forward(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from functools import cached_property
 
 from kvcomm.errors import InvalidInput
-from kvcomm.types import Segment, digest_fields
+from kvcomm.types import TOKEN_BYTES, Segment, digest_fields, pack_tokens
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,8 @@ class Prompt:
     @cached_property
     def preceding(self) -> tuple[str, ...]:
         """For each part the content digest of all ids before it."""
-        packed = struct.pack(f"<{len(self)}I", *self.token_ids)  # once: a conversation has hundreds of parts
-        return tuple(digest_fields(b"tokens", packed[: 4 * start]) for start in self.starts)
+        packed = pack_tokens(self.token_ids)
+        return tuple(digest_fields(b"tokens", packed[: start * TOKEN_BYTES]) for start in self.starts)
 
     def __len__(self) -> int:
         return len(self.token_ids)

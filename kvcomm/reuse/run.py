@@ -8,9 +8,8 @@ from kvcomm.anchors.book import Observation, OffsetBook
 from kvcomm.anchors.pool import BasePool
 from kvcomm.anchors.statistics import Pair
 from kvcomm.keys import Recipe
-from kvcomm.reuse import fused
 from kvcomm.reuse.backend import KVBuffer, ModelBackend
-from kvcomm.reuse.plan import PartPlan, Plan
+from kvcomm.reuse.plan import Plan
 from kvcomm.reuse.policy import Policy, Reuse
 from kvcomm.reuse.select import Scene
 from kvcomm.reuse.splice import cut, splice
@@ -26,10 +25,9 @@ def prepare(backend: ModelBackend, plan: Plan, policy: Policy, book: OffsetBook,
         token, with room for ``room`` tokens after the prompt. Whoever generates computes the rest in its first
         forward: there logits come from.
     """
-    buffer = KVBuffer(backend.spec, len(plan.prompt) + room)
+    buffer = backend.buffer(len(plan.prompt) + room)
     began = time.perf_counter()
-    for part in plan.parts:
-        _splice_part(buffer, backend, part, book)
+    _splice_all(buffer, backend, plan, book)
     held = [p for part in plan.parts if part.base is not None for p in range(part.start, part.stop)]
     plan = plan.spending(time.perf_counter() - began, held)
     if isinstance(policy, Reuse) and plan.counts.approximate:
@@ -58,18 +56,22 @@ def _tail_start(plan: Plan) -> int:
     return 0 if len(plan.computed) == last + 1 else last
 
 
-def _splice_part(buffer: KVBuffer, backend: ModelBackend, part: PartPlan, book: OffsetBook) -> None:
-    if part.base is not None:
-        splice(buffer, backend.spec, part.base.kv, part.start, _offset(backend, part.pair, part.base.kv, book))
+def _splice_all(buffer: KVBuffer, backend: ModelBackend, plan: Plan, book: OffsetBook) -> None:
+    """Write what is held; all else is cleared, so that nobody who gets the buffer sees another request's KV."""
+    filled = 0
+    for part in plan.parts:
+        if part.base is not None:
+            buffer.clear(filled, part.start)
+            splice(buffer, backend.spec, part.base.kv, part.start, _offset(part.pair, part.base.kv, book))
+            filled = part.stop
+    buffer.clear(filled, buffer.capacity)
 
 
-def _offset(
-    backend: ModelBackend, pair: Pair | None, base: SegmentKV, book: OffsetBook
-) -> SegmentKV | LinearMap | None:
-    """What the context adds; as a map where a kernel can apply it on the way, which moves a fraction of the bytes."""
+def _offset(pair: Pair | None, base: SegmentKV, book: OffsetBook) -> SegmentKV | LinearMap | None:
+    """What the context adds; as a map where it is one, so that it is applied while the base is moved."""
     if pair is None:
         return None
-    mapped = book.linear(pair, base) if fused.handles(backend.spec, base.keys.device) else None
+    mapped = book.linear(pair, base)
     return mapped if mapped is not None else book.estimate(pair, base)
 
 

@@ -8,6 +8,8 @@ from kvcomm import rope
 from kvcomm.errors import InvalidInput
 from kvcomm.reuse import fused
 from kvcomm.reuse.backend import KVBuffer, ModelSpec
+from kvcomm.rope.ops import check_positions
+from kvcomm.rope.place import place_linear
 from kvcomm.rope.view import LinearMap
 from kvcomm.types import SegmentKV
 
@@ -26,12 +28,11 @@ def splice(
 
     Args:
         base: unrotated KV, [n_layers, n_kv_heads, T, head_dim].
-        offset: what the new context adds, same shape and frame, or None. In layer 0 it is zero: keys and values of
-            the first layer depend on the token alone. A linear map is applied on the way where ``fused.handles``.
+        offset: what the new context adds, in the same frame and of the base's shape, or a linear map of the base, or
+            None. In layer 0 it is zero: keys and values of the first layer depend on the token alone.
 
     Raises:
-        InvalidInput: base does not fit the model, offset does not fit base, the range does not fit the buffer, or the
-            offset is a linear map where no kernel runs.
+        InvalidInput: base does not fit the model, offset does not fit base, or the range does not fit the buffer.
     """
     length = len(base)
     base.check(spec.fingerprint, length)
@@ -42,22 +43,36 @@ def splice(
         raise InvalidInput(
             f"the base is on {base.keys.device}, the request on {buffer.keys.device}; use a pool of the model's device"
         )
+    positions = positions_of(start, length, base.keys.device)
     target_k = buffer.keys[:, :, start : start + length]
     target_v = buffer.values[:, :, start : start + length]
-    positions = positions_of(start, length, base.keys.device)
     if isinstance(offset, SegmentKV) and offset.keys.shape != base.keys.shape:
         raise InvalidInput(f"offset {tuple(offset.keys.shape)} does not fit its base {tuple(base.keys.shape)}")
     if fused.handles(spec, buffer.keys.device):
         fused.place(base, target_k, target_v, positions, spec, offset)
         return
     if isinstance(offset, LinearMap):
-        raise InvalidInput(f"no kernel applies a linear map on {base.keys.device}; pass OffsetBook.estimate's offset")
+        _check_map(offset, base)
+        check_positions(length, positions.device, positions, spec.rope)
+        place_linear(base.keys, base.values, target_k, target_v, positions, spec.rope, offset)
+        return
     if offset is None:
         target_v.copy_(base.values)
         rope.rotate(base.keys, positions, spec.rope, out=target_k)
         return
     torch.add(base.values, offset.values, out=target_v)
     rope.rotate_add(base.keys, offset.keys, positions, spec.rope, out=target_k)
+
+
+def _check_map(offset: LinearMap, base: SegmentKV) -> None:
+    layers, heads, tokens, dim = base.keys.shape
+    wide = (heads, 2 * dim, 2 * dim)
+    fits = tuple(offset.weights.shape[1:]) == wide and tuple(offset.buckets.shape) == (tokens,)
+    if not fits or len(offset.weights) > layers or offset.weights.device != base.keys.device:
+        raise InvalidInput(
+            f"a linear map of weights {tuple(offset.weights.shape)} for {tuple(offset.buckets.shape)} tokens on "
+            f"{offset.weights.device} does not fit its base {tuple(base.keys.shape)} on {base.keys.device}"
+        )
 
 
 def cut(buffer: KVBuffer, spec: ModelSpec, start: int, stop: int) -> SegmentKV:

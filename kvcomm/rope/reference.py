@@ -10,7 +10,8 @@ with the same rotation share one table of cosines and sines.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -24,7 +25,11 @@ _BLOCK_TOKENS_CPU = 1024
 _BLOCK_BYTES_OTHER = 64 << 20  # elsewhere a launch costs more than a pass through memory
 
 
-class _Table(NamedTuple):
+Scratch = dict[str, Tensor]
+"""Buffers by name, kept from one block to the next."""
+
+
+class Table(NamedTuple):
     """Cosines and sines of T positions, in the form that the pairing wants."""
 
     cos: Tensor  # halves: [T, rotary_dim] with the cosines twice; interleaved: complex [T, rotary_dim / 2]
@@ -66,31 +71,37 @@ def turn(
     with torch.no_grad():
         if out is None:
             out = torch.empty(keys.shape, dtype=keys.dtype, device=keys.device)
-        scratch: dict[str, Tensor] = {}
-        for tokens, group in _blocks(keys, spec):
-            tables: dict[LayerRope, _Table] = {}
+        scratch: Scratch = {}
+        for tokens, group in blocks(keys, spec.layers):
+            tables: dict[LayerRope, Table] = {}
             for rope, layers in group:
                 here = (layers, slice(None), tokens)
                 part = None if offset is None else offset[here]
                 if rope is not None and rope not in tables:
-                    tables[rope] = _table(positions[tokens], rope, inverse)
-                _turn_block(keys[here], part, out[here], rope, None if rope is None else tables[rope], scratch)
+                    tables[rope] = table_of(positions[tokens], rope, inverse)
+                turn_block(keys[here], part, out[here], rope, None if rope is None else tables[rope], scratch)
         return out
 
 
-def _blocks(keys: Tensor, spec: RopeSpec) -> Iterator[tuple[slice, list[tuple[LayerRope | None, slice]]]]:
+def blocks(
+    keys: Tensor, ropes: Sequence[LayerRope | None], bytes_on_cpu: int = _BLOCK_BYTES_CPU
+) -> Iterator[tuple[slice, list[tuple[LayerRope | None, slice]]]]:
     """Slices of tokens, each with slices of adjacent layers of one rotation; token slices are the outer loop, so that
     the table of a slice is still in the cache for the next layers.
+
+    Args:
+        keys: [layers, kv heads, T, head_dim]; ``ropes`` has one entry a layer.
+        bytes_on_cpu: of a block's keys in float32.
     """
     _, heads, count, dim = keys.shape
     on_cpu = keys.device.type == "cpu"
     per_token = max(1, heads * dim * 4)
-    budget = _BLOCK_BYTES_CPU if on_cpu else _BLOCK_BYTES_OTHER
+    budget = bytes_on_cpu if on_cpu else _BLOCK_BYTES_OTHER
     tokens = max(1, min(budget // per_token, count, _BLOCK_TOKENS_CPU if on_cpu else count))
     together = max(1, budget // (per_token * tokens))
     group: list[tuple[LayerRope | None, slice]] = []
     first = 0
-    for rope, run in groupby(spec.layers):
+    for rope, run in groupby(ropes):
         last = first + len(list(run))
         group += [(rope, slice(start, min(start + together, last))) for start in range(first, last, together)]
         first = last
@@ -98,39 +109,40 @@ def _blocks(keys: Tensor, spec: RopeSpec) -> Iterator[tuple[slice, list[tuple[La
         yield slice(start, min(start + tokens, count)), group
 
 
-def _table(positions: Tensor, rope: LayerRope, inverse: bool) -> _Table:
+def table_of(positions: Tensor, rope: LayerRope, inverse: bool = False) -> Table:
+    """The table of int64 positions [T] under one rotation, or its opposite."""
     angles = positions.float()[:, None] * rope.frequencies.to(positions.device)  # [T, rotary_dim / 2]
     cos, sin = angles.cos(), angles.sin()
     if inverse:
         sin.neg_()
     if rope.interleaved:
-        return _Table(torch.complex(cos, sin), sin, sin)
-    return _Table(torch.cat((cos, cos), dim=-1), sin, -sin)
+        return Table(torch.complex(cos, sin), sin, sin)
+    return Table(torch.cat((cos, cos), dim=-1), sin, -sin)
 
 
-def _turn_block(
+def turn_block(
     keys: Tensor,
     offset: Tensor | None,
     out: Tensor,
     rope: LayerRope | None,
-    table: _Table | None,
-    scratch: dict[str, Tensor],
+    table: Table | None,
+    scratch: Scratch,
 ) -> None:
     """One block, [l, heads, t, head_dim]; ``scratch`` keeps float32 buffers from one block to the next."""
     source, target = keys, out
     if offset is not None:
-        source = _buffer(scratch, "source", keys)
+        source = buffer(scratch, "source", keys.shape, keys.device)
         if keys.dtype == offset.dtype == torch.float32:
             torch.add(keys, offset, out=source)
         else:  # add in float32: a sum of two 16-bit tensors would be rounded on the way
             source.copy_(keys).add_(offset)
     elif keys.dtype != torch.float32 and rope is not None:
-        source = _buffer(scratch, "source", keys).copy_(keys)
+        source = buffer(scratch, "source", keys.shape, keys.device).copy_(keys)
     if rope is None or table is None:
         out.copy_(source)
         return
     if out.dtype != torch.float32:
-        target = _buffer(scratch, "target", keys)
+        target = buffer(scratch, "target", keys.shape, keys.device)
     width = rope.rotary_dim
     if rope.interleaved:
         _turn_interleaved(source[..., :width], target[..., :width], table, scratch)
@@ -142,18 +154,18 @@ def _turn_block(
         out.copy_(target)
 
 
-def _turn_halves(source: Tensor, target: Tensor, table: _Table) -> None:
+def _turn_halves(source: Tensor, target: Tensor, table: Table) -> None:
     half = table.sin.shape[-1]
     torch.mul(source, table.cos, out=target)
     target[..., :half].addcmul_(source[..., half:], table.minus_sin)
     target[..., half:].addcmul_(source[..., :half], table.sin)
 
 
-def _turn_interleaved(source: Tensor, target: Tensor, table: _Table, scratch: dict[str, Tensor]) -> None:
+def _turn_interleaved(source: Tensor, target: Tensor, table: Table, scratch: Scratch) -> None:
     """A pair is a complex number, and the rotation one complex product."""
     if not _pairs_adjacent(source):
-        source = _buffer(scratch, "pairs in", source).copy_(source)
-    into = target if _pairs_adjacent(target) else _buffer(scratch, "pairs out", target)
+        source = buffer(scratch, "pairs in", source.shape, source.device).copy_(source)
+    into = target if _pairs_adjacent(target) else buffer(scratch, "pairs out", target.shape, target.device)
     torch.mul(_as_complex(source), table.cos, out=_as_complex(into))
     if into is not target:
         target.copy_(into)
@@ -169,9 +181,12 @@ def _as_complex(keys: Tensor) -> Tensor:
     return torch.view_as_complex(keys.view(*keys.shape[:-1], -1, 2))
 
 
-def _buffer(scratch: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
-    """A float32 buffer of ``like``'s shape, kept under ``name`` and reused by every block that fits it."""
+def buffer(
+    scratch: Scratch, name: str, shape: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Memory for a tensor of this shape, kept under ``name`` and reused by every block that fits it."""
+    count = math.prod(shape)
     held = scratch.get(name)
-    if held is None or held.numel() < like.numel():
-        held = scratch[name] = torch.empty(like.numel(), dtype=torch.float32, device=like.device)
-    return held[: like.numel()].view(like.shape)
+    if held is None or held.numel() < count:
+        held = scratch[name] = torch.empty(count, dtype=dtype, device=device)
+    return held[:count].view(*shape)

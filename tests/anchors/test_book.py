@@ -172,3 +172,29 @@ def test_calls_at_a_place_are_counted() -> None:
     book.learn([shifted(1, 1.0), shifted(2, 1.0, pair=elsewhere), shifted(3, 1.0, pair=UNSEEN)])
     book.learn([shifted(4, 1.0, tokens=30)])
     assert (book.calls("critic/task"), book.calls("nobody/task"), book.calls("coder/task")) == (3, 1, 0)
+
+
+@pytest.mark.parametrize("pair", [PAIR, UNSEEN])
+def test_a_linear_offset_not_applied_yet_is_the_estimate(pair: Pair) -> None:
+    book = OffsetBook(FINGERPRINT, LinearOffset())
+    for n in range(6):
+        book.learn([shifted(n, 1.0)])
+    base = random_kv(40, 9)
+    mapped, estimate = book.linear(pair, base), book.estimate(pair, base)
+    assert mapped is not None and mapped.factor is not None and estimate is not None
+    y = features(base) @ mapped.weights.float() + mapped.intercept[:, :, mapped.buckets]
+    y = y * mapped.factor[:, None, None].repeat_interleave(DIM, -1)
+    assert float((y - features(estimate)).norm() / features(estimate).norm()) < 2**-7  # weights may be bfloat16
+
+
+def test_nothing_but_a_linear_offset_that_helps_is_a_map() -> None:
+    book = OffsetBook(FINGERPRINT, MeanOffset())
+    assert book.linear(PAIR, random_kv(4, 9)) is None
+    for n in range(4):
+        book.learn([shifted(n, 1.0)])
+    assert book.estimate(PAIR, random_kv(4, 9)) is not None and book.linear(PAIR, random_kv(4, 9)) is None
+    harmful = OffsetBook(FINGERPRINT, LinearOffset())
+    assert harmful.linear(PAIR, random_kv(4, 9)) is None
+    harmful.learn([shifted(0, 1.0)])
+    assert harmful.linear(PAIR, random_kv(4, 9)) is None  # never tested
+    assert book.linear(PAIR, SegmentKV(*(torch.zeros(LAYERS, HEADS, 0, DIM) for _ in range(2)))) is None

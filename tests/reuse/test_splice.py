@@ -15,6 +15,7 @@ from kvcomm.errors import InvalidInput
 from kvcomm.hf.backend import HFBackend
 from kvcomm.reuse.backend import KVBuffer
 from kvcomm.reuse.splice import cut, positions_of, splice
+from kvcomm.rope.view import LinearMap
 from kvcomm.types import SegmentKV
 from tests.reuse.scene import (
     Case,
@@ -189,6 +190,12 @@ def test_a_splice_is_checked() -> None:
         splice(buffer, backend.spec, SegmentKV(base.keys.double(), base.values.double()), 0)
     with pytest.raises(InvalidInput, match="the base is on meta"):
         splice(buffer, backend.spec, SegmentKV(base.keys.to("meta"), base.values.to("meta")), 0)
+    layers, heads, _, dim = base.keys.shape
+    for tokens_of, width, more in ((4, 2 * dim, 0), (5, dim, 0), (5, 2 * dim, 1)):
+        weights, buckets = torch.zeros(layers + more, heads, width, width), torch.zeros(tokens_of, dtype=torch.int64)
+        mapped = LinearMap(weights, torch.zeros(layers + more, heads, 1, width), buckets)
+        with pytest.raises(InvalidInput, match="a linear map of weights .* does not fit its base"):
+            splice(buffer, backend.spec, base, 0, mapped)
     assert bool((buffer.keys == 7.0).all())
     with pytest.raises(InvalidInput, match="not all filled"):
         cut(buffer, backend.spec, 0, 1)
