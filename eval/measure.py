@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from eval.followers import Followers
 from eval.methods import Method
 from eval.topologies import Node
 from eval.workload import Case, Workload
@@ -44,6 +45,25 @@ def own_engines(engine: Engine, methods: Mapping[str, Method]) -> dict[str, Engi
     return {name: method.engine(engine) for name, method in methods.items() if method.engine is not None}
 
 
+@dataclass(frozen=True)
+class Session:
+    """A method and an engine that follows it, with a scratch pool for one case."""
+
+    method: Method
+    engine: Engine
+
+
+def sessions_of(engine: Engine, methods: Mapping[str, Method], owned: Mapping[str, Engine]) -> dict[str, Session]:
+    """A session for each method, on ``engine`` unless it owns one, with its own offsets if it estimates its own."""
+    followers = engine.book.books if isinstance(engine.book, Followers) else {}
+    sessions = {}
+    for name, method in methods.items():
+        own = owned.get(name, engine).fork(policy=method.policy)
+        own.book = followers.get(name, own.book)
+        sessions[name] = Session(method, own)
+    return sessions
+
+
 def fill(engine: Engine, workload: Workload, generate: bool, others: Sequence[Engine] = ()) -> Iterator[None]:
     """Let the engine learn from the fill cases, one step an agent.
 
@@ -72,39 +92,37 @@ def fill(engine: Engine, workload: Workload, generate: bool, others: Sequence[En
 
 def measure(
     engine: Engine,
-    workload: Workload,
-    case: Case,
-    methods: Mapping[str, Method],
+    nodes: Sequence[Node],
+    talk: Conversation,
+    sessions: Mapping[str, Session],
+    answer_tokens: int,
     repeats: int,
     rounded: Engine | None = None,
-    engines: Mapping[str, Engine] | None = None,
 ) -> Iterator[Row]:
-    """Rows of one case: for each agent one a method, in the order of the agents.
+    """Rows of one case: for each agent of ``nodes`` one a method, in the order of the agents.
 
     Args:
-        repeats: how often each TTFT is taken.
+        talk: what was said before; the agents' dense answers are added to it.
+        sessions: of ``sessions_of``, one a method.
+        answer_tokens: tokens of an answer at most.
+        repeats: how often each TTFT is taken; with 0 it is not.
         rounded: an engine on the same model in bfloat16; its dense run makes rows of method ``yardstick``.
 
-        engines: those of ``own_engines``.
-
-    The pool and the offsets of ``engine`` stay as they are. Each method has a scratch pool for the case, in which the
-    case's texts are kept when they first occur, as in use.
+    The pool and the offsets of ``engine`` stay as they are. Each session keeps the case's texts when they first occur,
+    as in use.
     """
-    talk = Conversation(case, {})
-    owned = engines or {}
-    sessions = {name: owned.get(name, engine).fork(policy=method.policy) for name, method in methods.items()}
-    for node in workload.nodes:
+    for node in nodes:
         slots = talk.slots(node)
-        dense = _dense(engine, node, slots, workload.answer_tokens)
+        dense = _dense(engine, node, slots, answer_tokens)
         answer = Segment(dense.token_ids)
-        isolation = {name: _isolate(sessions[name], node, slots) for name, m in methods.items() if m.isolates}
-        ttft = _first_tokens(sessions, node, slots, repeats)
+        isolation = {name: _isolate(s, node, slots) for name, s in sessions.items() if s.method.isolates}
+        ttft = _first_tokens({name: s.engine for name, s in sessions.items()}, node, slots, repeats)
         reference = torch.cat(dense.output.logits).float()
         for name, session in sessions.items():
-            logits, plan = session.agents[node.name].force(answer, **slots)
+            logits, plan = session.engine.agents[node.name].force(answer, **slots)
             row = _closeness(reference, logits)
             row |= {
-                "case": case.problem.id,
+                "case": talk.case.problem.id,
                 "agent": node.name,
                 "method": name,
                 "answer": dense.text,
@@ -118,8 +136,25 @@ def measure(
             yield row
         if rounded is not None:
             logits, _ = rounded.agents[node.name].force(answer, policy=Dense(), **slots)
-            yield _closeness(reference, logits) | {"case": case.problem.id, "agent": node.name, "method": "yardstick"}
+            yield _closeness(reference, logits) | {
+                "case": talk.case.problem.id,
+                "agent": node.name,
+                "method": "yardstick",
+            }
         talk.messages[node.name] = dense.segment
+
+
+def open_case(engine: Engine, workload: Workload, talk: Conversation) -> Engine:
+    """Let the agent that hears nobody speak densely once; the engine returned holds the KV of what then first occurred.
+
+    Every method would begin with this same prefill: done once, it need not be repeated for each.
+    """
+    node = workload.nodes[0]
+    slots = talk.slots(node)
+    talk.messages[node.name] = _dense(engine, node, slots, workload.answer_tokens).segment
+    opened = engine.fork(policy=Dense())
+    opened.agents[node.name].force(talk.messages[node.name], **slots)
+    return opened
 
 
 def _dense(engine: Engine, node: Node, slots: Mapping[str, Segment], tokens: int) -> Reply:
@@ -128,10 +163,14 @@ def _dense(engine: Engine, node: Node, slots: Mapping[str, Segment], tokens: int
     return agent.generate(max_new_tokens=tokens, options=options, **slots)
 
 
-def _isolate(session: Engine, node: Node, slots: Mapping[str, Segment]) -> float:
+def _isolate(session: Session, node: Node, slots: Mapping[str, Segment]) -> float:
     started = time.perf_counter()
-    prompt = session.agents[node.name].prompt(**slots)
-    session.isolate([part.segment for part in prompt.parts[1:]])
+    engine, behind = session.engine, None
+    if session.method.behind is not None:
+        ids = engine.tokenizer(session.method.behind, add_special_tokens=False)["input_ids"]
+        behind = Segment(tuple(ids))
+    prompt = engine.agents[node.name].prompt(**slots)
+    engine.isolate([part.segment for part in prompt.parts[1:]], behind)
     return time.perf_counter() - started
 
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from eval.kvcomm_paper import PaperEngine
 from eval.oracle import TrueDeviation
 from kvcomm import Engine
+from kvcomm.anchors.book import OffsetBook
 from kvcomm.errors import InvalidInput
 from kvcomm.keys import Origin
 from kvcomm.reuse.policy import Balanced, Dense, Exact, Fast, Policy, Reuse
 from kvcomm.reuse.select import Attended, Deviation, Leading, PredictedError, Product
+from kvcomm.types import ModelFingerprint
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,16 @@ class Method:
         about: one line for people.
         engine: for a method that is more than a policy, makes an engine of its own over the one that is measured; it
             learns from the same fill cases.
+        book: for a method that estimates offsets in another way, makes its book, which learns the same observations.
+        behind: text that isolated bases are computed behind; the engine's neutral prefix unless given.
     """
 
     policy: Policy
     about: str
     isolates: bool = False
     engine: Callable[[Engine], Engine] | None = None
+    book: Callable[[ModelFingerprint], OffsetBook] | None = None
+    behind: str | None = None
 
 
 ISOLATED: tuple[tuple[Origin, ...], ...] = (("isolated",),)

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, median
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.progress import Progress
 
-from eval.cells import closeness
-from eval.measure import Row
 from eval.methods import ISOLATED, METHODS, Method
 from eval.oracle import TrueDeviation
 from eval.output import command_line, write_json
 from eval.pareto_plot import draw
-from eval.progress import stderr_console
 from eval.setting import Setting
-from eval.tasks import make_task
-from eval.trial import Trial
+from eval.sweep import print_points, sweep
 from kvcomm.reuse.policy import Reuse
 from kvcomm.reuse.select import Attended, Deviation, LeadingShare, PredictedError, Selection
 
@@ -53,7 +46,7 @@ def points() -> dict[str, Method]:
 
 @app.command()
 def pareto(
-    tasks: Annotated[str, typer.Option(help="Kinds of text, comma-separated.")] = "humaneval",
+    tasks: Annotated[str, typer.Option(help="Kinds of text, comma-separated.")] = "humaneval,documents,tools",
     topologies: Annotated[str, typer.Option(help="Comma-separated.")] = "full,chain",
     prompts: Annotated[int, typer.Option(help="Problems to measure for each task and topology.")] = 3,
     fill_prompts: Annotated[int, typer.Option(help="Other problems that offsets are learned from first.")] = 8,
@@ -67,56 +60,22 @@ def pareto(
     ),
 ) -> None:
     """Measure every method at every share on the same prompts, the pool frozen, fill and measured texts disjoint."""
-    setting = Setting.load(model)
     wanted = tuple(filter(None, only.split(",")))
     chosen = {n: m for n, m in points().items() if n in ("dense", "exact") or not wanted or n.startswith(wanted)}
-    rows: dict[tuple[str, str], list[Row]] = {}
-    with Progress(console=stderr_console()) as progress:
-        for task in tasks.split(","):
-            for topology in topologies.split(","):
-                trial = Trial(topology, 5, prompts, fill_prompts, prompt_tokens, answer_tokens, 1, seed, "generate")
-                bench = trial.prepare(setting, make_task(task).problems(), chosen)
-                found = bench.run(progress, f"{task}, {topology}")
-                rows[task, topology] = [row for row in found if row["agent"] != bench.first_agent]
-    everything = [row for kind in rows.values() for row in kind]
-    result = {
-        **setting.describe(),
-        "seed": seed,
-        "command": command_line("pareto"),
-        "points": summarise(everything, chosen),
-        "by_text": {
-            task: summarise([row for (name, _), kind in rows.items() if name == task for row in kind], chosen)
-            for task in dict.fromkeys(name for name, _ in rows)
-        },
-        "yardstick": closeness([row for row in everything if row["method"] == "yardstick"]),
-    }
-    write_json(out, result)
+    result = sweep(
+        Setting.load(model),
+        tasks.split(","),
+        topologies.split(","),
+        chosen,
+        agents=5,
+        prompts=prompts,
+        fill_prompts=fill_prompts,
+        prompt_tokens=prompt_tokens,
+        answer_tokens=answer_tokens,
+        repeats=1,
+        seed=seed,
+        fill_by="generate",
+    )
+    write_json(out, {"command": command_line("pareto")} | result)
     draw(result, out.with_suffix(".svg"))
-    for point in sorted(result["points"], key=lambda p: p["recompute"]):
-        print(
-            f"{point['method']:26} recompute {point['recompute']:6.1%}  reuse {point['reuse']:6.1%}  "
-            f"KL {point['mean_kl']:.4f}  first {point['first_kl']:.4f}  top-1 {point['top1']:.3f}  "
-            f"TTFT {point['ttft_s']:.3f} s  n {point['n']}"
-        )
-
-
-def summarise(rows: Sequence[Row], chosen: Mapping[str, Method]) -> list[dict[str, Any]]:
-    """A point for each method: means over prompts, medians of seconds."""
-    dense = median(t for row in rows if row["method"] == "dense" for t in row["ttft_s"])
-    found = []
-    for name in chosen:
-        mine = [row for row in rows if row["method"] == name]
-        if name in ("dense", "exact") or not mine:
-            continue
-        found.append(
-            {
-                "method": name,
-                "recompute": 1.0 - fmean(row["reuse"] for row in mine),
-                "reuse": fmean(row["reuse"] for row in mine),
-                **closeness(mine),
-                "ttft_s": median(t for row in mine for t in row["ttft_s"]),
-                "dense_ttft_s": dense,
-                "n": len(mine),
-            }
-        )
-    return found
+    print_points(result)

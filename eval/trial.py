@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from rich.progress import Progress
 
-from eval.measure import Row, fill, measure, own_engines, register
+from eval.followers import Followers
+from eval.measure import Conversation, Row, Session, fill, measure, open_case, own_engines, register, sessions_of
 from eval.methods import Method
 from eval.setting import Setting
 from eval.tasks.base import Problem
-from eval.topologies import TOPOLOGIES
+from eval.topologies import TOPOLOGIES, Node
 from eval.workload import Workload, build
 from kvcomm import Engine
 from kvcomm.errors import InvalidInput, KVCommError
@@ -65,6 +67,8 @@ class Trial:
             seed=self.seed,
         )
         engine, rounded = setting.engine(), setting.rounded()
+        fingerprint = engine.pool.fingerprint
+        engine.book = Followers(fingerprint, {n: m.book(fingerprint) for n, m in methods.items() if m.book is not None})
         register(engine, workload)
         register(rounded, workload)
         return Bench(self, workload, engine, rounded, dict(methods), own_engines(engine, methods))
@@ -80,7 +84,6 @@ class Bench:
     rounded: Engine
     methods: dict[str, Method]
     engines: dict[str, Engine]
-    _frozen: tuple[str, str] = field(default=("", ""), init=False)
 
     @property
     def first_agent(self) -> str:
@@ -100,30 +103,78 @@ class Bench:
         Raises:
             KVCommError: the pool or the offsets changed meanwhile; the rows are void.
         """
-        self._frozen = self._digests()
         limit = len(self.workload.measured) if rounded_cases is None else rounded_cases
-        for number, case in enumerate(self.workload.measured):
-            rounded = self.rounded if number < limit else None
-            yield from measure(
-                self.engine, self.workload, case, self.methods, self.trial.repeats, rounded, self.engines
-            )
-        if self._digests() != self._frozen:
+        with self._frozen():
+            for number, case in enumerate(self.workload.measured):
+                sessions = sessions_of(self.engine, self.methods, self.engines)
+                yield from self._measure(
+                    self.workload.nodes,
+                    Conversation(case, {}),
+                    sessions,
+                    self.trial.repeats,
+                    self.rounded if number < limit else None,
+                )
+
+    def rows_of_hearers(self) -> Iterator[Row]:
+        """Rows of the agents that hear others, each method starting from the one dense prefill of the first agent.
+
+        TTFT is taken of the last agent alone. For many methods: what they have in common is run once.
+
+        Raises:
+            KVCommError: as rows.
+        """
+        nodes = self.workload.nodes
+        with self._frozen():
+            for case in self.workload.measured:
+                talk = Conversation(case, {})
+                opened = open_case(self.engine, self.workload, talk)
+                sessions = sessions_of(opened, self.methods, self.engines)
+                alone = {name: session for name, session in sessions.items() if name in self.engines}
+                for _ in self._measure(nodes[:1], Conversation(case, {}), alone, 0, None):
+                    pass  # these do not read the opened engine's pool and begin by themselves
+                yield from self._measure(nodes[1:-1], talk, sessions, 0, self.rounded)
+                yield from self._measure(nodes[-1:], talk, sessions, self.trial.repeats, self.rounded)
+
+    def _measure(
+        self,
+        nodes: Sequence[Node],
+        talk: Conversation,
+        sessions: Mapping[str, Session],
+        repeats: int,
+        rounded: Engine | None,
+    ) -> Iterator[Row]:
+        return measure(self.engine, nodes, talk, sessions, self.workload.answer_tokens, repeats, rounded)
+
+    @contextmanager
+    def _frozen(self) -> Iterator[None]:
+        before = self._digests()
+        yield
+        if self._digests() != before:
             raise KVCommError("the pool changed while it was measured; the figures are void")
 
     def run(self, progress: Progress, name: str) -> list[Row]:
-        """Learn and measure under a progress bar."""
-        nodes = len(self.workload.nodes)
-        step = progress.add_task(f"{name}: learning", total=len(self.workload.fill) * nodes)
+        """Learn, and measure all agents, under a progress bar."""
+        self._learn(progress, name)
+        return self._collect(progress, name, self.rows(), len(self.workload.nodes))
+
+    def run_hearers(self, progress: Progress, name: str) -> list[Row]:
+        """Learn, and measure the agents that hear others, under a progress bar."""
+        self._learn(progress, name)
+        return self._collect(progress, name, self.rows_of_hearers(), len(self.workload.nodes) - 1)
+
+    def _learn(self, progress: Progress, name: str) -> None:
+        step = progress.add_task(f"{name}: learning", total=len(self.workload.fill) * len(self.workload.nodes))
         for _ in self.learn():
             progress.advance(step)
-        step = progress.add_task(
-            f"{name}: measuring", total=len(self.workload.measured) * nodes * (len(self.methods) + 1)
-        )
-        rows = []
-        for row in self.rows():
-            rows.append(row)
+
+    def _collect(self, progress: Progress, name: str, rows: Iterator[Row], nodes: int) -> list[Row]:
+        total = len(self.workload.measured) * nodes * (len(self.methods) + 1)
+        step = progress.add_task(f"{name}: measuring", total=total)
+        found = []
+        for row in rows:
+            found.append(row)
             progress.advance(step)
-        return rows
+        return found
 
     def facts(self) -> dict[str, Any]:
         """What was learned from and how much memory it took, for the output."""

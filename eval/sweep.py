@@ -1,0 +1,99 @@
+"""Many methods on the same prompts, over kinds of text and topologies: for ``pareto`` and ``ablations``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
+from typing import Any
+
+from rich.progress import Progress
+
+from eval.cells import closeness
+from eval.measure import Row
+from eval.methods import Method
+from eval.progress import stderr_console
+from eval.setting import Setting
+from eval.tasks import make_task
+from eval.trial import Trial
+
+NOT_POINTS = ("dense", "exact")
+
+
+def sweep(
+    setting: Setting, tasks: Sequence[str], topologies: Sequence[str], methods: Mapping[str, Method], **trial: Any
+) -> dict[str, Any]:
+    """Points for every method, over all texts and by kind of text.
+
+    Args:
+        methods: by name; ``dense`` must be among them.
+        trial: fields of Trial but the topology.
+    """
+    rows: dict[tuple[str, str], list[Row]] = {}
+    facts = []
+    with Progress(console=stderr_console()) as progress:
+        for task in tasks:
+            for topology in topologies:
+                bench = Trial(topology, **trial).prepare(setting, make_task(task).problems(), methods)
+                rows[task, topology] = bench.run_hearers(progress, f"{task}, {topology}")
+                facts.append({"task": task, "topology": topology, **bench.facts()})
+    everything = [row for found in rows.values() for row in found]
+    return {
+        **setting.describe(),
+        "setting": trial | {"methods": {name: m.about for name, m in methods.items()}, "learned": facts},
+        "points": points(everything, methods),
+        "by_text": {
+            task: points([row for (name, _), found in rows.items() if name == task for row in found], methods)
+            for task in tasks
+        },
+        "yardstick": closeness([row for row in everything if row["method"] == "yardstick"]),
+        "rows": [slim(row) | {"task": task, "topology": top} for (task, top), found in rows.items() for row in found],
+    }
+
+
+def points(rows: Sequence[Row], methods: Mapping[str, Method]) -> list[dict[str, Any]]:
+    """A point for each method: means over prompts, medians of seconds."""
+    dense = median(t for row in rows if row["method"] == "dense" for t in row["ttft_s"])
+    found = []
+    for name in methods:
+        mine = [row for row in rows if row["method"] == name]
+        if name in NOT_POINTS or not mine:
+            continue
+        seconds = [t for row in mine for t in row["ttft_s"]]
+        found.append(
+            {
+                "method": name,
+                "recompute": 1.0 - fmean(row["reuse"] for row in mine),
+                "reuse": fmean(row["reuse"] for row in mine),
+                **closeness(mine),
+                "ttft_s": median(seconds),
+                "dense_ttft_s": dense,
+                "n": len(mine),
+                "n_ttft": len(seconds),
+            }
+        )
+    return found
+
+
+def slim(row: Row) -> Row:
+    """A row without texts, its figures rounded to six digits."""
+    kept = ("case", "agent", "method", "prompt_tokens", "reuse", "mean_kl", "first_kl", "top1", "first_token", "ttft_s")
+    return {
+        name: [round(t, 6) for t in value] if isinstance(value, list) else rounded(value)
+        for name, value in row.items()
+        if name in kept
+    }
+
+
+def rounded(value: Any) -> Any:
+    """A float to six significant digits; anything else as it is."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def print_points(result: Mapping[str, Any]) -> None:
+    """The points, least recompute first, a line each."""
+    for point in sorted(result["points"], key=lambda p: p["recompute"]):
+        print(
+            f"{point['method']:28} recompute {point['recompute']:6.1%}  "
+            f"KL {point['mean_kl']:.5f}  first {point['first_kl']:.5f}  top-1 {point['top1']:.4f}  "
+            f"TTFT {point['ttft_s']:.3f} of {point['dense_ttft_s']:.3f} s  n {point['n']}"
+        )
