@@ -77,15 +77,15 @@ def fill(engine: Engine, workload: Workload, generate: bool, others: Sequence[En
         for node in workload.nodes:
             slots = talk.slots(node)
             if generate:
-                reply = (
-                    engine.fork(learn=False)
-                    .agents[node.name]
-                    .generate(max_new_tokens=workload.answer_tokens, policy=Dense(), options=GREEDY, **slots)
-                )
+                agent = engine.agents[node.name]
+                reply = agent.generate(
+                    max_new_tokens=workload.answer_tokens, policy=Dense(), options=GREEDY, **slots
+                )  # a dense call teaches what a study would
                 talk.messages[node.name] = reply.segment
             else:
                 talk.messages[node.name] = case.references[node.name]
-            for learner in (engine, *others):
+                engine.agents[node.name].study(answer=talk.messages[node.name], **slots)
+            for learner in others:
                 learner.agents[node.name].study(answer=talk.messages[node.name], **slots)
             yield
 
