@@ -14,8 +14,9 @@ from kvcomm.reuse.select.score import ByScore, Score
 class PredictedError(ByScore):
     """Takes the tokens with the largest expected squared error of their spliced KV.
 
-    No pass of the model is needed. The expectation is kvcomm.anchors.variance's; while nothing was observed, tokens
-    near the start of their segment come first, where a base differs most.
+    No pass of the model is needed, nor a look at the KV. The expectation is kvcomm.anchors.variance's: by places of
+    capture and use and by token index. While nothing was observed, tokens near the start of their segment come first, where a
+    base differs most.
     """
 
     def score(self, scene: Scene) -> Score:
@@ -27,7 +28,7 @@ class PredictedError(ByScore):
             if errors is None:
                 expected = 1.0 / torch.arange(1, part.stop - part.start + 1, dtype=torch.float64)
             else:
-                expected = errors.expect(part.pair, part.base.kv).double().cpu()
+                expected = errors.expect(part.pair, part.stop - part.start).double()
             held = sorted({*range(part.start, part.stop)} - {*part.absent})
             found.append(expected[[p - part.start for p in held]])
         return Score(torch.cat(found) if found else torch.zeros(0))
