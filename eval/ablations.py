@@ -17,7 +17,7 @@ from kvcomm.anchors.book import OffsetBook
 from kvcomm.anchors.offset import LinearOffset, MeanOffset, OffsetEstimator
 from kvcomm.anchors.softmax import SoftmaxBook
 from kvcomm.anchors.statistics import Pair
-from kvcomm.reuse.policy import Fast, Reuse
+from kvcomm.reuse.policy import Balanced, Fast, Reuse
 from kvcomm.reuse.select import Leading
 from kvcomm.types import ModelFingerprint
 
@@ -40,8 +40,9 @@ def ablations() -> dict[str, Method]:
     nothing = Leading(0)
     found = {name: METHODS[name] for name in ("dense", "exact", "rerotate", "kvcomm-fast", "kvcomm")}
     found["ablation-no-offsets"] = Method(Reuse(offsets=False, select=nothing), "captured bases as they are")
-    found["ablation-no-offsets-leading-8"] = Method(
-        Reuse(offsets=False, select=Leading(8)), "captured bases as they are, the first 8 tokens recomputed"
+    found["ablation-no-offsets-predicted"] = Method(
+        Reuse(offsets=False, select=Balanced().select),
+        "captured bases as they are, as many tokens recomputed as in kvcomm",
     )
     estimators: dict[str, tuple[OffsetEstimator, str]] = {
         "mean": (MeanOffset(), "the running mean of the pair and bucket"),

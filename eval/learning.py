@@ -16,13 +16,13 @@ from eval.progress import stderr_console
 from eval.setting import Setting
 from eval.tasks import make_task
 from eval.trial import Bench, Trial
-from kvcomm.reuse.policy import Reuse
+from kvcomm.reuse.policy import Balanced, Reuse
 from kvcomm.reuse.select import Leading
 
 app = typer.Typer(help="How many calls offsets need.", pretty_exceptions_enable=False)
 CALLS = (0, 1, 2, 4, 8, 16, 32)
 WARMED = "warmed"
-PAIRS = {"kvcomm-fast": "ablation-no-offsets", "kvcomm": "ablation-no-offsets-leading-8"}
+PAIRS = {"kvcomm-fast": "ablation-no-offsets", "kvcomm": "ablation-no-offsets-predicted"}
 """Methods with offsets, and each the same without."""
 
 
@@ -33,7 +33,9 @@ def methods() -> dict[str, Method]:
         "kvcomm-fast": METHODS["kvcomm-fast"],
         "kvcomm": METHODS["kvcomm"],
         "ablation-no-offsets": Method(Reuse(offsets=False, select=Leading(0)), "nothing added, nothing recomputed"),
-        "ablation-no-offsets-leading-8": Method(Reuse(offsets=False, select=Leading(8)), "the first 8 recomputed"),
+        "ablation-no-offsets-predicted": Method(
+            Reuse(offsets=False, select=Balanced().select), "as many recomputed as in kvcomm"
+        ),
     }
 
 

@@ -68,7 +68,10 @@ METHODS: dict[str, Method] = {
     "kvcomm-paper": Method(
         Dense(), "KVCOMM as published (arXiv 2510.12872): entropy test, anchors' offsets", True, PaperEngine.over
     ),
-    "kvcomm": Method(Balanced(), "captured bases, learned offsets, leading tokens recomputed: Balanced()"),
+    "kvcomm": Method(
+        Balanced(),
+        "captured bases, learned offsets, 8 tokens a segment of largest predicted error recomputed: Balanced()",
+    ),
     "kvcomm-fast": Method(Fast(), "captured bases and learned offsets, nothing recomputed: Fast()"),
     "kvcomm-predicted": Method(
         Reuse(select=PredictedError(0.15)), "captured bases, offsets, the 15 % of largest predicted error recomputed"

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from eval.equal import table
 from eval.methods import ISOLATED, METHODS, Method
 from eval.oracle import TrueDeviation
 from eval.output import command_line, write_json
@@ -14,11 +15,11 @@ from eval.pareto_plot import draw
 from eval.setting import Setting
 from eval.sweep import print_points, sweep
 from kvcomm.reuse.policy import Reuse
-from kvcomm.reuse.select import Attended, Deviation, LeadingShare, PredictedError, Selection
+from kvcomm.reuse.select import Attended, Deviation, LeadingShare, PredictedError, Product, Selection
 
 app = typer.Typer(help="Closeness against recompute, for every method.", pretty_exceptions_enable=False)
-SHARES = (0.05, 0.10, 0.15, 0.20, 0.30)
-"""Shares of the approximate tokens that are recomputed."""
+SHARES = (0.025, 0.05, 0.10, 0.15, 0.20, 0.30)
+"""Shares of the approximate tokens that are recomputed; what choosing costs comes on top."""
 
 
 def points() -> dict[str, Method]:
@@ -31,15 +32,20 @@ def points() -> dict[str, Method]:
             "attended": Attended(share),
         }
         for name, select in published.items():
-            isolated = Reuse(origins=ISOLATED, offsets=False, select=select)
-            found[f"{name}@{share:g}"] = Method(isolated, f"{name} on isolated bases", isolates=True)
-            if name != "leading":
-                captured = Reuse(offsets=False, select=select)
-                found[f"{name}-captured@{share:g}"] = Method(captured, f"{name} on captured bases")
-        plain = Reuse(offsets=False, select=LeadingShare(share))
-        found[f"leading-captured@{share:g}"] = Method(plain, "leading on captured bases: ours without offsets")
-        found[f"kvcomm-leading@{share:g}"] = Method(Reuse(select=LeadingShare(share)), "offsets, leading tokens")
-        found[f"kvcomm-predicted@{share:g}"] = Method(Reuse(select=PredictedError(share)), "offsets, predicted error")
+            captured = Reuse(offsets=False, select=select)
+            found[f"{name}-captured@{share:g}"] = Method(captured, f"{name} on captured bases")
+            if share > SHARES[0]:
+                isolated = Reuse(origins=ISOLATED, offsets=False, select=select)
+                found[f"{name}@{share:g}"] = Method(isolated, f"{name} on isolated bases", isolates=True)
+        ours: dict[str, Selection] = {
+            "predicted": PredictedError(share),
+            "product": Product(share, (PredictedError(), Attended())),
+        }
+        for name, select in ours.items():
+            about = {"predicted": "predicted error", "product": "predicted error × attention"}[name]
+            found[f"kvcomm-{name}@{share:g}"] = Method(Reuse(select=select), f"offsets, {about}")
+            plain = Reuse(offsets=False, select=select)
+            found[f"ablation-{name}-no-offsets@{share:g}"] = Method(plain, f"{about}, no offsets")
         found[f"oracle@{share:g}"] = Method(Reuse(select=TrueDeviation(share)), "offsets, true deviation")
     return found
 
@@ -76,6 +82,7 @@ def pareto(
         seed=seed,
         fill_by="generate",
     )
+    result["equal_recompute"] = {"all": table(result["points"])} | {t: table(p) for t, p in result["by_text"].items()}
     write_json(out, {"command": command_line("pareto")} | result)
     draw(result, out.with_suffix(".svg"))
     print_points(result)

@@ -13,7 +13,7 @@ from kvcomm.keys import Origin
 from kvcomm.reuse.near import check_near, nearest
 from kvcomm.reuse.plan import PartPlan, Plan
 from kvcomm.reuse.prompt import Part, Prompt
-from kvcomm.reuse.select import Leading, Selection
+from kvcomm.reuse.select import Leading, PerSegment, PredictedError, Selection
 
 
 class Policy(Protocol):
@@ -171,7 +171,7 @@ class Reuse:
 
 @dataclass(frozen=True)
 class Balanced(Reuse):
-    """The default: offsets, and the leading tokens of each segment recomputed.
+    """The default: offsets, and where they are expected to be furthest off, 8 tokens a segment recomputed.
 
     Attributes:
         max_kl: the mean KL in nats that a user accepts. Until closeness can be predicted before the first token it
@@ -179,7 +179,7 @@ class Balanced(Reuse):
     """
 
     max_kl: float = 0.05
-    select: Selection = field(default_factory=lambda: Leading(8))
+    select: Selection = field(default_factory=lambda: PerSegment(8, PredictedError()))
 
     def __post_init__(self) -> None:
         super().__post_init__()

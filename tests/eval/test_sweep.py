@@ -19,7 +19,7 @@ def _names(points: list[dict[str, Any]]) -> set[str]:
 
 def test_pareto_measures_published_and_own_methods_on_the_same_prompts(tmp_path: Path) -> None:
     out = tmp_path / "pareto.json"
-    only = "rerotate,kvcomm,kvcomm-paper,oracle@0.1,leading@0.1,deviation@0.1,attended-captured@0.1"
+    only = "rerotate,kvcomm,kvcomm-paper,oracle@0.1,leading@0.1,kvcomm-product@0.1,attended-captured@0.1"
     pareto.pareto(tasks="humaneval", topologies="chain", fill_prompts=1, only=only, out=out, **SMALL)  # type: ignore[arg-type]
     result = json.loads(out.read_text())
     points = result["points"]
@@ -53,8 +53,8 @@ def test_learning_measures_the_same_prompts_after_each_number_of_calls(tmp_path:
     assert [point["calls"] for point in result["curve"]] == ["warmed", 0, 1, 2]
     untaught = result["curve"][1]["methods"]
     assert untaught["kvcomm-fast"]["mean_kl"] == pytest.approx(untaught["ablation-no-offsets"]["mean_kl"], abs=1e-6)
-    plain = [point["methods"]["ablation-no-offsets"]["mean_kl"] for point in result["curve"][1:]]
-    assert plain == pytest.approx([plain[0]] * 3, rel=1e-3)
+    plain = [point["methods"]["ablation-no-offsets"]["mean_kl"] for point in result["curve"][2:]]
+    assert plain == pytest.approx([plain[0]] * 2, rel=1e-3)  # at 0 the fixed texts are not held yet either
 
 
 def test_half_of_the_gain_by_hand() -> None:

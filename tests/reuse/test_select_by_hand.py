@@ -16,6 +16,7 @@ from kvcomm.reuse.select import (
     Deviation,
     Leading,
     LeadingShare,
+    PerSegment,
     PredictedError,
     Product,
     Scene,
@@ -161,3 +162,19 @@ def test_refuses_other_wrong_input() -> None:
         Given(0.5, (float("nan"),) * 9).choose(scene(PARTS))
     with pytest.raises(InvalidInput, match="leading k"):
         Leading(-1)
+
+
+def test_per_segment_takes_the_highest_of_the_whole_prompt() -> None:
+    given = Given(1.0, (0, 5, 1, 0, 0, 4, 3, 2, 0), extra=2.5)
+    chosen = PerSegment(2, given).choose(scene(PARTS))
+    assert chosen.positions == (4, 10, 11, 12)  # two segments: four tokens, wherever they are
+    assert chosen.extra_tokens == 2.5
+    assert PerSegment(0, given).choose(scene(PARTS)).positions == ()
+    assert len(PerSegment(100, given).choose(scene(PARTS)).positions) == 9
+    with pytest.raises(InvalidInput, match="whole number of tokens"):
+        PerSegment(-1, given)
+
+
+def test_predicted_error_always_takes_the_closing_request() -> None:
+    parts = [("approximate", 5), ("new", 1), ("approximate", 2), ("new", 0)]
+    assert PredictedError(0.43).choose(scene(parts)).positions == (0, 6, 7)

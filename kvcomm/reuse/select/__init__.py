@@ -6,7 +6,7 @@ from kvcomm.reuse.select.deviation import Deviation
 from kvcomm.reuse.select.leading import Leading, LeadingShare
 from kvcomm.reuse.select.predicted import PredictedError
 from kvcomm.reuse.select.scene import Scene, Selected, Selection
-from kvcomm.reuse.select.score import ByScore, Score, take
+from kvcomm.reuse.select.score import ByScore, PerSegment, Score, take
 
 __all__ = [
     "Attended",
@@ -14,6 +14,7 @@ __all__ = [
     "Deviation",
     "Leading",
     "LeadingShare",
+    "PerSegment",
     "PredictedError",
     "Product",
     "Scene",

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvcomm.reuse.select.scene import Scene
-from kvcomm.reuse.select.score import ByScore, Score
-
-_CERTAIN = 2.0  # above any probability
+from kvcomm.reuse.select.score import ByScore, Score, certain
 
 
 @dataclass(frozen=True)
@@ -23,10 +21,8 @@ class Attended(ByScore):
 
     def score(self, scene: Scene) -> Score:
         prompt = scene.plan.prompt
-        last = next(part for part in reversed(scene.plan.parts) if part.start < part.stop)
-        question = range(last.start, last.stop)
+        question = scene.closing
         run = sorted({*scene.new, *question})
         attention = scene.backend.attended(scene.buffer, [prompt.token_ids[p] for p in run], run, question)
         received = attention.mean(0)[list(scene.approximate)]
-        received[[n for n, p in enumerate(scene.approximate) if p >= last.start]] = _CERTAIN
-        return Score(received, extra_tokens=float(len(run)))
+        return Score(certain(scene, received), extra_tokens=float(len(run)))

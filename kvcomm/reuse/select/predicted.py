@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kvcomm.reuse.select.scene import Scene
-from kvcomm.reuse.select.score import ByScore, Score
+from kvcomm.reuse.select.score import ByScore, Score, certain
 
 
 @dataclass(frozen=True)
@@ -15,8 +15,8 @@ class PredictedError(ByScore):
     """Takes the tokens with the largest expected squared error of their spliced KV.
 
     No pass of the model is needed, nor a look at the KV. The expectation is kvcomm.anchors.variance's: by places of
-    capture and use and by token index. While nothing was observed, tokens near the start of their segment come first, where a
-    base differs most.
+    capture and use and by token index. While nothing was observed, tokens near the start of their segment come first,
+    where a base differs most. The closing request, out of which the first token of the answer comes, is always taken.
     """
 
     def score(self, scene: Scene) -> Score:
@@ -31,4 +31,4 @@ class PredictedError(ByScore):
                 expected = errors.expect(part.pair, part.stop - part.start).double()
             held = sorted({*range(part.start, part.stop)} - {*part.absent})
             found.append(expected[[p - part.start for p in held]])
-        return Score(torch.cat(found) if found else torch.zeros(0))
+        return Score(certain(scene, torch.cat(found)) if found else torch.zeros(0))

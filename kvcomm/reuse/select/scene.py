@@ -34,6 +34,12 @@ class Scene:
         parts = (part for part in self.plan.parts if part.selectable)
         return tuple(p for part in parts for p in range(part.start, part.stop) if p not in new)
 
+    @property
+    def closing(self) -> range:
+        """Positions of the prompt's last part that has tokens: the request that the answer follows."""
+        last = next(part for part in reversed(self.plan.parts) if part.start < part.stop)
+        return range(last.start, last.stop)
+
     @cached_property
     def new(self) -> tuple[int, ...]:
         """Positions that hold nothing yet, increasing: those of new parts, and some of nearly equal ones."""

@@ -27,6 +27,17 @@ class Score:
     partial: float = 0.0
 
 
+CERTAIN = 1e12
+"""A score above all others: of tokens that a method takes in any case."""
+
+
+def certain(scene: Scene, values: torch.Tensor) -> torch.Tensor:
+    """``values``, one a position of ``scene.approximate``, those of the closing request raised above all others."""
+    raised = values.clone()
+    raised[[n for n, p in enumerate(scene.approximate) if p in scene.closing]] = CERTAIN
+    return raised
+
+
 def check_share(share: float) -> None:
     """Raise InvalidInput unless 0 <= share <= 1."""
     if not 0.0 <= share <= 1.0:
@@ -62,7 +73,7 @@ class ByScore:
         InvalidInput: the share is outside 0 to 1.
     """
 
-    share: float
+    share: float = 0.15
 
     def __post_init__(self) -> None:
         check_share(self.share)
@@ -73,3 +84,30 @@ class ByScore:
 
     def choose(self, scene: Scene) -> Selected:
         return take(scene, self.score(scene), self.share)
+
+
+@dataclass(frozen=True)
+class PerSegment:
+    """As many tokens as the first ``k`` of each segment would be, but those with the prompt's highest scores.
+
+    The cost grows with the number of segments and not with their length.
+
+    Attributes:
+        k: tokens for each approximate segment, on average.
+        by: a selection by score; its own share does not matter.
+
+    Raises:
+        InvalidInput: k is negative.
+    """
+
+    k: int
+    by: ByScore
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.k, int) or self.k < 0:
+            raise InvalidInput(f"k is {self.k!r}; give a whole number of tokens a segment, 0 or more")
+
+    def choose(self, scene: Scene) -> Selected:
+        wanted = sum(min(self.k, part.stop - part.start) for part in scene.plan.parts if part.selectable)
+        held = len(scene.approximate)
+        return take(scene, self.by.score(scene), min(1.0, wanted / held) if held else 0.0)
