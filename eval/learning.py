@@ -95,6 +95,7 @@ def learning(
         "half_of_the_gain": {name: half_of_the_gain(curve, name) for name in PAIRS},
     }
     write_json(out, result)
+    draw(result, out.with_suffix(".svg"))
     print(out)
 
 
@@ -115,3 +116,28 @@ def half_of_the_gain(curve: list[dict[str, Any]], method: str) -> int | None:
     if final <= 0:
         return None
     return next(int(point["calls"]) for point in points if gain(point) >= final / 2)
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Write an SVG: mean KL against calls, each method with and without offsets, the warmed agents at the left."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    curve = result["curve"]
+    for axes, (method, plain) in zip(figure.subplots(1, 2), PAIRS.items(), strict=True):
+        for name, style in ((method, "o-"), (plain, "s--")):
+            axes.plot(
+                range(len(curve)),
+                [point["methods"][name]["mean_kl"] for point in curve],
+                style,
+                label=name,
+                markersize=4,
+            )
+        axes.set_xticks(range(len(curve)), [str(point["calls"]) for point in curve])
+        axes.set(
+            xlabel="calls of each agent that were learned from", ylabel="mean KL, nats", title=method, ylim=(0, None)
+        )
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})

@@ -75,7 +75,12 @@ class OffsetBook:
                 self._learned.merge(new)
                 if self._fresh is not None:
                     self._fresh.merge(new)
-            self.predictor()  # solved now, so that the next call's first token does not wait for it
+            self.solve()
+
+    def solve(self) -> None:
+        """Solve for what was learned so far, so that the next call's first token does not wait for it."""
+        self.predictor()
+        self.errors()
 
     def forget(self, which: Callable[[str], bool]) -> int:
         """Drop the means and tests of every pair captured or used at a label that ``which`` chooses.

@@ -63,7 +63,7 @@ class Core:
                 raise InvalidInput("an engine takes a store, or a pool and a book, not both; pass the store alone")
             pool = StoredPool(self.namespace, fingerprint, store, self.backend.spec.device)
             book = OffsetBook(fingerprint, learned=load_from(store, self.namespace, fingerprint))
-            book.predictor()  # solved now, so that the first call's first token does not wait for it
+            book.solve()
         self.store = store
         self.pool = pool if pool is not None else BasePool(self.namespace, fingerprint)
         self.book = book if book is not None else OffsetBook(fingerprint)
