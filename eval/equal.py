@@ -15,7 +15,8 @@ _LEAST = 1e-7
 
 
 def table(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each place and measure the best published method, our best one, and the ratio of the two.
+    """For each place and measure the best published method, our best one, and the ratio of the two; and for each of
+    ours the ratio to the same without offsets.
 
     ``None`` where no line reaches the place: nothing is extrapolated.
     """
@@ -28,9 +29,17 @@ def table(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         for measure in MEASURES:
             theirs, ours = (best(lines, names, place, measure) for names in (PUBLISHED, OURS))
             ratio = ours[1] / theirs[1] if theirs and ours else None
-            row[measure] = {"published": theirs, "kvcomm": ours, "ratio": ratio}
+            offsets = {name: _against_none(lines, name, place, measure) for name in OURS}
+            row[measure] = {"published": theirs, "kvcomm": ours, "ratio": ratio, "offsets": offsets}
         found.append(row)
     return found
+
+
+def _against_none(lines: dict[str, list[dict[str, Any]]], name: str, place: float, measure: str) -> float | None:
+    """A method of ours over the same without offsets: what offsets are worth at equal recompute."""
+    ours = read_off(lines.get(name, []), place, measure)
+    plain = read_off(lines.get(f"ablation-{name.removeprefix('kvcomm-')}-no-offsets", []), place, measure)
+    return ours / plain if ours is not None and plain is not None else None
 
 
 def best(

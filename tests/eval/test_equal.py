@@ -34,12 +34,19 @@ def test_the_table_names_the_best_of_each_side() -> None:
         point("kvcomm-predicted@0.05", 0.05, 0.01),
         point("kvcomm-product@0.1", 0.08, 0.001),
         point("oracle@0.05", 0.05, 0.0001),
+        point("ablation-predicted-no-offsets@0.05", 0.05, 0.02),
     ]
     rows = {row["recompute"]: row for row in table(points)}
     assert rows[0.05]["mean_kl"] == {
         "published": ("leading-captured", 0.04),
         "kvcomm": ("kvcomm-predicted", 0.01),
         "ratio": pytest.approx(0.25),
+        "offsets": {"kvcomm-predicted": pytest.approx(0.5), "kvcomm-product": None},
     }
     assert rows[0.10]["mean_kl"]["kvcomm"] == ("kvcomm-product", 0.001)
-    assert table([])[0]["mean_kl"] == {"published": None, "kvcomm": None, "ratio": None}
+    assert table([])[0]["mean_kl"] == {
+        "published": None,
+        "kvcomm": None,
+        "ratio": None,
+        "offsets": {"kvcomm-predicted": None, "kvcomm-product": None},
+    }
