@@ -46,6 +46,7 @@ _mount("pareto", "eval.pareto", "Closeness against recompute, for every method."
 _mount("ablations", "eval.ablations", "What each part of the method is worth.")
 _mount("learning", "eval.learning", "Closeness against the number of calls that were learned from.")
 _mount("offsets", "eval.offset_study", "How much of the true offsets each estimator explains.")
+_mount("near", "eval.near", "Closeness of nearly equal texts.")
 _mount("train-small", "eval.train_small", "Train a small model of another family.")
 _mount("page", "eval.report", "Make the HTML page again from a results file.")
 

@@ -16,6 +16,7 @@ from eval.workload import Case, Workload
 from kvcomm import Dense, Engine, Segment
 from kvcomm.closeness import is_tie, kl_divergence
 from kvcomm.hf.reply import Reply
+from kvcomm.reuse.policy import Policy
 
 Row = dict[str, Any]
 GREEDY: Mapping[str, Any] = {"do_sample": False}
@@ -113,34 +114,15 @@ def measure(
     """
     for node in nodes:
         slots = talk.slots(node)
-        dense = _dense(engine, node, slots, answer_tokens)
-        answer = Segment(dense.token_ids)
+        dense = dense_answer(engine, node, slots, answer_tokens)
         isolation = {name: _isolate(s, node, slots) for name, s in sessions.items() if s.method.isolates}
         ttft = _first_tokens({name: s.engine for name, s in sessions.items()}, node, slots, repeats)
-        reference = torch.cat(dense.output.logits).float()
+        case = {"case": talk.case.problem.id}
         for name, session in sessions.items():
-            logits, plan = session.engine.agents[node.name].force(answer, **slots)
-            row = _closeness(reference, logits)
-            row |= {
-                "case": talk.case.problem.id,
-                "agent": node.name,
-                "method": name,
-                "answer": dense.text,
-                "prompt_tokens": len(plan.prompt),
-                "tokens": asdict(plan.counts),
-                "reuse": plan.reuse_rate,
-                "ttft_s": ttft[name],
-                "isolate_s": isolation.get(name, 0.0),
-                "why": plan.why,
-            }
-            yield row
+            times = {"ttft_s": ttft[name], "isolate_s": isolation.get(name, 0.0)}
+            yield compare(dense, session.engine, node, slots) | case | times | {"method": name}
         if rounded is not None:
-            logits, _ = rounded.agents[node.name].force(answer, policy=Dense(), **slots)
-            yield _closeness(reference, logits) | {
-                "case": talk.case.problem.id,
-                "agent": node.name,
-                "method": "yardstick",
-            }
+            yield compare(dense, rounded, node, slots, Dense()) | case | {"method": "yardstick"}
         talk.messages[node.name] = dense.segment
 
 
@@ -151,16 +133,32 @@ def open_case(engine: Engine, workload: Workload, talk: Conversation) -> Engine:
     """
     node = workload.nodes[0]
     slots = talk.slots(node)
-    talk.messages[node.name] = _dense(engine, node, slots, workload.answer_tokens).segment
+    talk.messages[node.name] = dense_answer(engine, node, slots, workload.answer_tokens).segment
     opened = engine.fork(policy=Dense())
     opened.agents[node.name].force(talk.messages[node.name], **slots)
     return opened
 
 
-def _dense(engine: Engine, node: Node, slots: Mapping[str, Segment], tokens: int) -> Reply:
+def dense_answer(engine: Engine, node: Node, slots: Mapping[str, Segment], tokens: int) -> Reply:
+    """The agent's dense greedy answer with its logits; nothing is kept or learned."""
     agent = engine.fork(policy=Dense(), learn=False).agents[node.name]
     options = {**GREEDY, "output_logits": True, "return_dict_in_generate": True}
     return agent.generate(max_new_tokens=tokens, options=options, **slots)
+
+
+def compare(
+    dense: Reply, engine: Engine, node: Node, slots: Mapping[str, Segment], policy: Policy | None = None
+) -> Row:
+    """Closeness of ``engine`` to a dense answer, teacher-forced on its tokens, and what was reused for it."""
+    logits, plan = engine.agents[node.name].force(Segment(dense.token_ids), policy=policy, **slots)
+    return _closeness(torch.cat(dense.output.logits).float(), logits) | {
+        "agent": node.name,
+        "answer": dense.text,
+        "prompt_tokens": len(plan.prompt),
+        "tokens": asdict(plan.counts),
+        "reuse": plan.reuse_rate,
+        "why": plan.why,
+    }
 
 
 def _isolate(session: Session, node: Node, slots: Mapping[str, Segment]) -> float:
