@@ -52,11 +52,12 @@ def train(
             optimiser.step()
             schedule.step()
             optimiser.zero_grad()
-            progress.update(step, advance=1, description=f"training, loss {float(loss):.2f}")
+            last = loss.item()
+            progress.update(step, advance=1, description=f"training, loss {last:.2f}")
     model.eval().save_pretrained(out)
     tokenizer.save_pretrained(out)
     print(f"{out}: {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters, {len(ids)} tokens of text, "
-          f"last loss {float(loss):.2f}")  # fmt: skip
+          f"last loss {last:.2f}")  # fmt: skip
 
 
 def small_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
