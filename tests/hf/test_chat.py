@@ -288,7 +288,7 @@ def test_a_conversation_behind_changed_tools_costs_its_new_turn_too() -> None:
 @pytest.mark.parametrize("canonical", [True, False])
 @pytest.mark.parametrize("change", changes(FEW))
 def test_a_changed_catalogue_costs_the_changed_segment(change: str, canonical: bool) -> None:
-    leading = 8
+    k = 8
     engine = engine_of(policy=Balanced(learn_first=0, dense_above=1.0))
     engine.tokenizer.chat_template = CHATML_TOOLS
     engine.chat(TALK, list(FEW), canonical=canonical, max_new_tokens=1, **GREEDY)
@@ -299,8 +299,8 @@ def test_a_changed_catalogue_costs_the_changed_segment(change: str, canonical: b
     assert [part.part.label for part in new] == ["chat/definition"] * changed
     counts = reply.plan.counts
     assert counts.new == sum(part.stop - part.start for part in new)
-    last = not reused or reused[-1].stop - reused[-1].start > leading  # the prompt's last token always is
-    assert counts.recomputed == sum(min(leading, part.stop - part.start) for part in reused) + last
+    # As many tokens as k a segment, the closing request among them; the prompt's last token always is.
+    assert counts.recomputed == sum(min(k, part.stop - part.start) for part in reused) + (not reused)
     if canonical and change in ("nothing changed", "two swapped", "keys of one shuffled"):
         assert (counts.recomputed, counts.approximate) == (1, 0)
 
