@@ -169,6 +169,11 @@ class Engine(Core):
         """Answer a conversation written for the tokenizer's chat template: see kvcomm.hf.chat.chat."""
         return chat(self, messages, tools, **options)
 
+    async def achat(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, **options: Any) -> Reply:
+        """As chat, from asyncio; see agenerate."""
+        criteria = tuple(options.pop("stopping_criteria", None) or ())
+        return await in_thread(lambda stop: self.chat(messages, tools, stopping_criteria=(*criteria, stop), **options))
+
     def force(
         self, prompt: Prompt, answer: Segment, *, label: str = "", policy: Policy | None = None
     ) -> tuple[torch.Tensor, Plan]:
