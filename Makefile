@@ -10,7 +10,7 @@ PYTHON ?= python3
 PIP_FLAGS ?=
 DEMO_FLAGS ?=
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
-EXTRAS := .[eval,dev,crypto]
+EXTRAS := .[eval,dev,crypto,smolagents,langchain]
 
 BIN := .venv/bin
 READY := .venv/.ready

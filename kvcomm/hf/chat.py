@@ -160,6 +160,23 @@ def chat_prompt(
     return ChatPrompt(prompt, None if changed is None else bisect_right([stop for _, stop in offsets], changed))
 
 
+def shows_tools(
+    tokenizer: PreTrainedTokenizerBase, tools: Sequence[Tool], template: Mapping[str, Any] | None = None
+) -> bool:
+    """Whether the chat template shows tools at all; ``chat`` refuses them where it does not.
+
+    Args:
+        template: as in chat.
+
+    Raises:
+        InvalidInput: there is no chat template, or a tool has no schema.
+    """
+    asked = [{"role": "user", "content": "?"}]
+    _check(tokenizer, asked)
+    renderer = Renderer(tokenizer, _schemas(tools, canonical=False), None, template or {})
+    return without_error(renderer, asked) != without_error(replace(renderer, tools=None), asked)
+
+
 def _check(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> None:
     if getattr(tokenizer, "chat_template", None) is None:
         raise InvalidInput(

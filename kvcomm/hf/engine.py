@@ -17,7 +17,7 @@ from kvcomm.hf.asynchronous import in_thread
 from kvcomm.hf.chat import Tool, chat
 from kvcomm.hf.chat_text import Message
 from kvcomm.hf.core import Core
-from kvcomm.hf.forget import Forgotten, forget
+from kvcomm.hf.forget import Conversation, Forgotten, forget
 from kvcomm.hf.generation import Call, generate
 from kvcomm.hf.reply import Reply
 from kvcomm.hf.template import Template, TemplatePart
@@ -169,6 +169,11 @@ class Engine(Core):
         """Answer a conversation written for the tokenizer's chat template: see kvcomm.hf.chat.chat."""
         return chat(self, messages, tools, **options)
 
+    async def achat(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, **options: Any) -> Reply:
+        """As chat, from asyncio; see agenerate."""
+        criteria = tuple(options.pop("stopping_criteria", None) or ())
+        return await in_thread(lambda stop: self.chat(messages, tools, stopping_criteria=(*criteria, stop), **options))
+
     def force(
         self, prompt: Prompt, answer: Segment, *, label: str = "", policy: Policy | None = None
     ) -> tuple[torch.Tensor, Plan]:
@@ -255,12 +260,13 @@ class Engine(Core):
         first = self.tokenizer.bos_token_id
         return Segment(tuple(([first] if first is not None else []) + list(encoded)))
 
-    def forget(self, what: Segment | Agent | Namespace) -> Forgotten:
+    def forget(self, what: Segment | Agent | Conversation | Namespace) -> Forgotten:
         """Drop what a text, an agent or this engine's namespace left behind, in memory and in the store.
 
         Segment: every stored KV of this text, whoever captured it. Agent: the KV captured in its places, its answers'
-        too, and the mean offsets and tests of these places; the agent itself stays. Namespace: everything, of other
-        models in the store too.
+        too, and the mean offsets and tests of these places; the agent itself stays. Conversation: the same for a
+        ``name`` that ``chat`` was called with (kvcomm.hf.forget). Namespace: everything, of other models in the store
+        too.
 
         What stays. KV of other texts that were computed behind it attended to it: forget those too, or the namespace.
         The map that all places share was taught by it: its sums add and cannot be taken apart; only forgetting the

@@ -1,0 +1,57 @@
+"""An answer in pieces of text as they are generated, for those who iterate over it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from transformers import TextIteratorStreamer
+
+from kvcomm.errors import InvalidInput
+from kvcomm.hf.chat import Tool
+from kvcomm.hf.chat_text import Message
+from kvcomm.hf.reply import Reply
+from kvcomm.hf.stopping import Cancellation
+
+if TYPE_CHECKING:
+    from kvcomm.hf.engine import Engine
+
+
+def stream_chat(
+    engine: Engine, messages: Sequence[Message], tools: Sequence[Tool] | None = None, **options: Any
+) -> Generator[str, None, Reply]:
+    """As Engine.chat, from a thread of its own: yields the text in pieces and returns the reply.
+
+    Who closes the generator before its end stops the generation at its next token; nothing of the call is kept then.
+
+    Args:
+        options: of Engine.chat; ``streamer`` is taken.
+
+    Raises:
+        InvalidInput: with the first piece, as Engine.chat.
+    """
+    if options.get("streamer") is not None:
+        raise InvalidInput("streamer=... and pieces both read the answer; pass the streamer to engine.chat instead")
+    options.pop("streamer", None)
+    streamer: Any = TextIteratorStreamer(engine.tokenizer, skip_prompt=True, skip_special_tokens=True)
+    stop = Cancellation()
+    criteria = (*(options.pop("stopping_criteria", None) or ()), stop)
+
+    def call() -> Reply:
+        try:
+            return engine.chat(messages, tools, streamer=streamer, stopping_criteria=criteria, **options)
+        except BaseException:
+            streamer.end()  # whoever reads must not wait for ever
+            raise
+
+    with ThreadPoolExecutor(1, "kvcomm-stream") as threads:
+        work = threads.submit(call)
+        try:
+            for piece in streamer:
+                if piece:
+                    yield piece
+        except BaseException:
+            stop.cancel()
+            raise
+        return work.result()
