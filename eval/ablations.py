@@ -79,6 +79,7 @@ def run(
         tasks.split(","),
         topologies.split(","),
         ablations(),
+        out,
         agents=5,
         prompts=prompts,
         fill_prompts=fill_prompts,

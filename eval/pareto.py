@@ -76,6 +76,7 @@ def pareto(
         tasks.split(","),
         topologies.split(","),
         chosen,
+        out,
         agents=5,
         prompts=prompts,
         fill_prompts=fill_prompts,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from rich.progress import Progress
 
-from eval.cells import closeness
+from eval.cells import CLOSENESS, closeness
+from eval.finished import Finished
 from eval.measure import Row
 from eval.methods import Method
 from eval.progress import stderr_console
@@ -20,9 +22,17 @@ NOT_POINTS = ("dense", "exact")
 
 
 def sweep(
-    setting: Setting, tasks: Sequence[str], topologies: Sequence[str], methods: Mapping[str, Method], **trial: Any
+    setting: Setting,
+    tasks: Sequence[str],
+    topologies: Sequence[str],
+    methods: Mapping[str, Method],
+    out: Path,
+    **trial: Any,
 ) -> dict[str, Any]:
     """Points for every method, over all texts and by kind of text.
+
+    A task in a topology is a part of its own. Parts that are done are kept beside ``out`` until the whole is, and a run
+    that was cut off goes on behind them.
 
     Args:
         methods: by name; ``dense`` must be among them.
@@ -30,15 +40,28 @@ def sweep(
     """
     rows: dict[tuple[str, str], list[Row]] = {}
     facts = []
+    described = setting.describe()
+    about = {
+        "methods": {name: [method.about, repr(method.policy)] for name, method in methods.items()},
+        "trial": trial,
+        **described,
+    }
+    finished = Finished(out.with_suffix(".parts.jsonl"), about)
     with Progress(console=stderr_console()) as progress:
         for task in tasks:
             for topology in topologies:
-                bench = Trial(topology, **trial).prepare(setting, make_task(task).problems(), methods)
-                rows[task, topology] = bench.run_hearers(progress, f"{task}, {topology}")
-                facts.append({"task": task, "topology": topology, **bench.facts()})
+                name = f"{task}, {topology}"
+                if finished.get(name) is None:
+                    bench = Trial(topology, **trial).prepare(setting, make_task(task).problems(), methods)
+                    found = [slim(row) for row in bench.run_hearers(progress, name)]
+                    finished.add(name, {"rows": found, "facts": bench.facts()})
+                part = finished.get(name)
+                rows[task, topology] = part["rows"]
+                facts.append({"task": task, "topology": topology, **part["facts"]})
+    finished.clear()
     everything = [row for found in rows.values() for row in found]
     return {
-        **setting.describe(),
+        **described,
         "setting": trial | {"methods": {name: m.about for name, m in methods.items()}, "learned": facts},
         "points": points(everything, methods),
         "by_text": {
@@ -46,7 +69,7 @@ def sweep(
             for task in tasks
         },
         "yardstick": closeness([row for row in everything if row["method"] == "yardstick"]),
-        "rows": [slim(row) | {"task": task, "topology": top} for (task, top), found in rows.items() for row in found],
+        "rows": [row | {"task": task, "topology": top} for (task, top), found in rows.items() for row in found],
     }
 
 
@@ -76,7 +99,7 @@ def points(rows: Sequence[Row], methods: Mapping[str, Method]) -> list[dict[str,
 
 def slim(row: Row) -> Row:
     """A row without texts, its figures rounded to six digits."""
-    kept = ("case", "agent", "method", "prompt_tokens", "reuse", "mean_kl", "first_kl", "top1", "first_token", "ttft_s")
+    kept = {"case", "agent", "method", "prompt_tokens", "reuse", "ttft_s", "answer_tokens", "tie", *CLOSENESS}
     return {
         name: [round(t, 6) for t in value] if isinstance(value, list) else rounded(value)
         for name, value in row.items()
