@@ -65,9 +65,13 @@ def test_a_conversation_is_forgotten_by_its_name_and_others_stay(stored: bool) -
         found = engine.forget(Conversation("one"))
         assert found.bases > 0 and not [b for b in engine.pool if b.recipe.context.startswith("one/")]
         assert engine.forget(Conversation("one")).bases == 0
-        assert engine.chat(others, name="two", **PLAINLY).usage.exact == held(replies[-1])
+        # What both begin with was captured in the one that is forgotten: the other computes it once more.
+        assert is_the_models_own(engine, engine.chat(others, name="two", **PLAINLY))
+        assert engine.chat(others, name="two", **PLAINLY).usage.exact >= held(replies[-1])
+        engine.forget(Conversation("one"))
         again = engine.chat(messages, name="one", **PLAINLY)
-        assert again.usage.exact == 0 and is_the_models_own(engine, again)
+        assert is_the_models_own(engine, again)
+        assert not any(part.action == "exact" for part in again.plan.parts if part.part.label == "one/user")
     with pytest.raises(InvalidInput, match="without '/'"):
         Conversation("a/b")
 
