@@ -165,7 +165,7 @@ def settle(
     asked = {k: v for k, v in _fields(given.get("generation_config")).items() if v is not None}
     asked |= {name: value for name, value in given.items() if name != "generation_config"}
     every = {name: value for name, value in _fields(own).items() if value is not None} | asked
-    beams, returned = int(every.get("num_beams") or 1), int(every.get("num_return_sequences") or 1)
+    beams, returned = _count(every, "num_beams"), _count(every, "num_return_sequences")
     copies = max(beams, returned)
     if asked.get("streamer") is not None:
         if beams > 1:
@@ -184,6 +184,15 @@ def settle(
     return Settings(arguments, every.get("max_new_tokens"), copies, returned, whole, frozenset(ends), pad)
 
 
+def _count(settings: Mapping[str, Any], name: str) -> int:
+    value = settings.get(name)
+    if value is None:
+        return 1
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidInput(f"{name}={_short(value)}; give a whole number, 1 or more")
+    return value
+
+
 def check_generate_arguments(given: Mapping[str, Any]) -> None:
     """Raise InvalidInput, naming it, for an argument that cannot go together with the prepared prompt and cache."""
     if not isinstance(given, Mapping):
@@ -199,7 +208,7 @@ def check_generate_arguments(given: Mapping[str, Any]) -> None:
                 raise InvalidInput(
                     f"{prefix}{name}={_short(value)} cannot be handed to model.generate here: {REFUSED[name]}"
                 )
-            if name == "use_cache" and value is False:
+            if name == "use_cache" and value is not None and not value:
                 raise InvalidInput(f"{prefix}use_cache=False would throw the prepared cache away; leave it out")
             known = name in FIELDS or name in REFUSED or name in METADATA or (not prefix and name in HANDED_ON)
             if not known and value is not None:

@@ -32,7 +32,7 @@ from kvcomm.hf.chat_text import (
     without_error,
 )
 from kvcomm.hf.reply import Reply
-from kvcomm.hf.template import check_name
+from kvcomm.hf.template import check_label, check_name
 from kvcomm.reuse.policy import Policy
 from kvcomm.reuse.prompt import Part, Prompt
 from kvcomm.tool_text import sorted_tool, tool_name
@@ -42,6 +42,11 @@ if TYPE_CHECKING:
     from kvcomm.hf.engine import Engine
 
 log = logging.getLogger(__name__)
+
+_FIXED = {
+    "conversation", "tools", "documents", "tokenize", "add_generation_prompt", "continue_final_message", "return_dict",
+    "return_tensors", "return_assistant_tokens_mask", "tokenizer_kwargs", "padding", "truncation", "max_length",
+}  # fmt: skip
 
 Tool = Mapping[str, Any] | Callable[..., Any]
 
@@ -138,6 +143,7 @@ def chat_prompt(
     """
     check_name(name)
     _check(tokenizer, messages)
+    _check_template(template or {})
     schemas = _schemas(tools, canonical)
     renderer = Renderer(tokenizer, schemas, list(documents or []) or None, template or {})
     text = renderer.text(messages)
@@ -193,6 +199,17 @@ def _check(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> N
         raise InvalidInput(
             f"messages are {type(messages).__name__}; pass one dict of role and content or more, in a list"
         )
+    for message in messages:
+        check_label(message.get("role", ""))
+
+
+def _check_template(arguments: Mapping[str, Any]) -> None:
+    """Refuse what would change how the prompt is made, and not what the template is given."""
+    if not isinstance(arguments, Mapping):
+        raise InvalidInput(f"template is {arguments!r}; pass a dict of arguments for the chat template")
+    fixed = sorted(_FIXED & arguments.keys())
+    if fixed:
+        raise InvalidInput(f"template sets {', '.join(fixed)}, which chat itself decides; leave it out")
 
 
 def _schemas(tools: Sequence[Tool] | None, canonical: bool) -> list[Mapping[str, Any]] | None:

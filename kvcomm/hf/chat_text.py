@@ -87,7 +87,7 @@ class Renderer:
         given = {"tools": self.tools, "documents": self.documents, **self.arguments, **how}
         try:
             return self.tokenizer.apply_chat_template([dict(message) for message in messages], **given)
-        except (TemplateError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (TemplateError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
             raise InvalidInput(
                 f"the chat template of {self.tokenizer.name_or_path!r} refuses this conversation: {error}"
             ) from error

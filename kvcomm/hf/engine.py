@@ -142,6 +142,8 @@ class Engine(Core):
             as generate; InvalidInput also where there is no prompt, labels are not as many, or LongRoPE would compute
             some of the prompts with its other frequencies.
         """
+        if not isinstance(prompts, Sequence) or isinstance(labels, str):
+            raise InvalidInput(f"prompts are {type(prompts).__name__}, labels {labels!r}; pass a list of each")
         filed = list(labels) if labels is not None else [""] * len(prompts)
         if not prompts or len(filed) != len(prompts):
             raise InvalidInput(

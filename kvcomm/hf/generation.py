@@ -18,6 +18,7 @@ from kvcomm.hf.batch import Rows
 from kvcomm.hf.reply import Prefilled, Reply, Usage
 from kvcomm.hf.stopping import Cancellation, Clock
 from kvcomm.hf.support import cache_argument
+from kvcomm.hf.template import check_label
 from kvcomm.hf.turns import turn
 from kvcomm.reuse.backend import KVBuffer
 from kvcomm.reuse.plan import Plan
@@ -46,6 +47,7 @@ class Call:
 
 def generate(engine: Core, call: Call) -> list[Reply]:
     """A reply for each prompt of the call; see Engine.generate and Engine.generate_batch."""
+    _check(call)
     began = time.perf_counter() if call.started is None else call.started
     Cancellation.check(call.stopping_criteria)
     policy = call.policy if call.policy is not None else engine.policy
@@ -101,6 +103,15 @@ def generate(engine: Core, call: Call) -> list[Reply]:
         )
         log.debug("%s", reply.plan)
     return replies
+
+
+def _check(call: Call) -> None:
+    for label in call.labels:
+        check_label(label)
+    if call.started is not None and not isinstance(call.started, int | float):
+        raise InvalidInput(f"started is {call.started!r}; pass time.perf_counter() as it was, or nothing")
+    if not isinstance(call.stopping_criteria, Sequence):
+        raise InvalidInput(f"stopping_criteria are {call.stopping_criteria!r}; pass a list of them, or nothing")
 
 
 def _new_tokens(engine: Core, call: Call, settings: Settings) -> int:

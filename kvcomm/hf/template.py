@@ -52,6 +52,12 @@ def check_name(name: str) -> None:
         )
 
 
+def check_label(label: str) -> None:
+    """Raise InvalidInput for what cannot be the label of a place: text that encodes to UTF-8, or empty."""
+    if not isinstance(label, str) or any("\ud800" <= character <= "\udfff" for character in label):
+        raise InvalidInput(f"label {label!r} of type {type(label).__name__}: pass a str that encodes to UTF-8")
+
+
 TemplatePart = System | Slot | str
 SlotValue = str | Segment | HasSegment
 

@@ -40,7 +40,7 @@ def certain(scene: Scene, values: torch.Tensor) -> torch.Tensor:
 
 def check_share(share: float) -> None:
     """Raise InvalidInput unless 0 <= share <= 1."""
-    if not 0.0 <= share <= 1.0:
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0.0 <= share <= 1.0:
         raise InvalidInput(f"share is {share}; give a fraction of the approximate tokens, 0 to 1")
 
 
@@ -104,8 +104,10 @@ class PerSegment:
     by: ByScore
 
     def __post_init__(self) -> None:
-        if not isinstance(self.k, int) or self.k < 0:
+        if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 0:
             raise InvalidInput(f"k is {self.k!r}; give a whole number of tokens a segment, 0 or more")
+        if not isinstance(self.by, ByScore):
+            raise InvalidInput(f"by is {self.by!r}; give a selection by score, such as PredictedError()")
 
     def choose(self, scene: Scene) -> Selected:
         wanted = sum(min(self.k, part.stop - part.start) for part in scene.plan.parts if part.selectable)
