@@ -37,3 +37,7 @@ class StoreUnavailable(StoreError):
 
 class DeadlineExceeded(StoreUnavailable):
     """The wait for a tier ended at its deadline, before an answer."""
+
+
+class AccessDenied(StoreError):
+    """The token is missing, unknown, expired or revoked, or lacks the right that the call needs."""
