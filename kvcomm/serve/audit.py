@@ -18,11 +18,12 @@ from pathlib import Path
 
 from kvcomm.errors import InvalidInput
 from kvcomm.store.files import trouble
+from kvcomm.transfer.auth import Grant
 
 ACTS = frozenset(
     (
-        "service.start", "service.stop", "token.create", "token.revoke", "token.purge", "namespace.delete",
-        "group.delete", "entry.delete", "agent.forget", "version.invalidate", "quota.set", "access.denied",
+        "service_start", "service_stop", "token_create", "token_revoke", "token_purge", "delete_namespace",
+        "delete_group", "delete", "forget", "invalidate", "retire_node", "set_quota", "access_denied",
     )
 )  # fmt: skip
 FACTS = frozenset(
@@ -80,6 +81,10 @@ class AuditLog:
                 self._append(data)
             finally:
                 os.close(gate)
+
+    def admin(self, act: str, grant: Grant, facts: dict[str, str | int]) -> None:
+        """``write`` for an act that came over a connection."""
+        self.write(act, grant.token_id or "local", grant.namespace, **facts)
 
     def _append(self, data: bytes) -> None:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW

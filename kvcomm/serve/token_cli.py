@@ -45,7 +45,7 @@ def create(
         fd = None if out is None else os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         token = tokens.create(space, rights, lifetime_s=lifetime_s, note=note)
         try:
-            audit.write("token.create", "local", namespace, token=token.identity, rights=",".join(sorted(rights)))
+            audit.write("token_create", "local", namespace, token=token.identity, rights=",".join(sorted(rights)))
         except BaseException:
             tokens.revoke(token.identity)
             raise
@@ -102,7 +102,7 @@ def revoke(folder: Folder, identity: Annotated[str, typer.Argument(help="The tok
     with _opened(folder) as (tokens, audit):
         if not re.fullmatch(r"[0-9a-f]{16}", identity):
             raise typer.BadParameter("a token's id is 16 hex digits; `list` shows them (give no secret here)")
-        audit.write("token.revoke", "local", token=identity)
+        audit.write("token_revoke", "local", token=identity)
         done = tokens.revoke(identity)
     print(f"token {identity} {'revoked' if done else 'was not active'}")
     raise typer.Exit(0 if done else 1)
@@ -112,7 +112,7 @@ def revoke(folder: Folder, identity: Annotated[str, typer.Argument(help="The tok
 def purge(folder: Folder) -> None:
     """Drop revoked and expired tokens from the list."""
     with _opened(folder) as (tokens, audit):
-        audit.write("token.purge", "local")
+        audit.write("token_purge", "local")
         print(f"{tokens.purge()} dropped")
 
 

@@ -154,6 +154,10 @@ class TokenFile:
             )
         return Grant(namespace, frozenset(rights.split()), token.identity)
 
+    def authenticate(self, sent: bytes) -> Grant:
+        """``check`` for a token as it comes over a connection."""
+        return self.check(Token.parse(sent.decode("ascii", "replace")))
+
     def holds(self, grant: Grant) -> bool:
         """Whether a grant made before still holds: for connections that stay open, to be asked every few seconds."""
         with self._database() as db:

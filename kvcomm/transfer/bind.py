@@ -18,15 +18,23 @@ BACKLOG = 512
 
 def is_loopback(host: str) -> bool:
     """Whether a bind to ``host`` is reachable from this machine only. A name counts if all its addresses do."""
-    try:
-        return _loopback(host)
-    except ValueError:
-        pass
+    if is_loopback_address(host):
+        return True
     try:
         found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)} if host else set()
     except OSError:
         return False
-    return bool(found) and all(_loopback(address.partition("%")[0]) for address in found)
+    return bool(found) and all(map(is_loopback_address, found))
+
+
+def is_loopback_address(text: str) -> bool:
+    """Whether ``text`` is a loopback address in figures; no name is ever looked up."""
+    try:
+        parsed = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return (mapped or parsed).is_loopback
 
 
 def check_bind(host: str, port: int, *, tls: ssl.SSLContext | None, tokens: bool) -> None:
@@ -111,9 +119,3 @@ def _clear(path: Path) -> None:
     if code != errno.ECONNREFUSED:
         raise InvalidInput(f"a service answers on {path} already; stop it, or choose another path")
     os.unlink(path)
-
-
-def _loopback(address: str) -> bool:
-    parsed = ipaddress.ip_address(address)
-    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
-    return (mapped or parsed).is_loopback

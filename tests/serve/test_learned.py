@@ -181,7 +181,7 @@ def test_delete_namespace_and_retire(sums: LearnedSums, tmp_path: Path) -> None:
 
 def test_limits(tmp_path: Path) -> None:
     size = len(SNAPSHOTS["a", 1])
-    sums = LearnedSums(tmp_path / "x", limits=Limits(nodes=2, snapshot_bytes=size, namespace_bytes=2 * size - 1))
+    sums = LearnedSums(tmp_path / "x", limits=Limits(nodes=2, snapshot_bytes=size + 9, namespace_bytes=2 * size))
     epochs = {node: sums.open(ONE, node).epoch for node in ("a", "b")}
     with pytest.raises(InvalidInput, match="2 nodes"):
         sums.open(ONE, "c")
@@ -268,7 +268,8 @@ HOSTILE = {
     **{f"{n} negative": {n: fill(-5.0)} for n in ("yy", "0__sums__calls", "0__sums__tokens", "0__sums__squares",
        "0__gain__predicted", "0__gain__observed", "0__gain__calls")},
     "xx diagonal": {"xx": fill(-5.0)},
-    "xx unbalanced": {"xx": lambda t: t + 1e6},
+    "xx beyond its squares": {"xx": lambda t: t + torch.full_like(t, 1e6).triu(1) + torch.full_like(t, 1e6).tril(-1)},
+    "xx not symmetric": {"xx": lambda t: t.triu()},
     "xy beyond its squares": {"xy": lambda t: t + 1e9},
     "half a token": {"0__sums__tokens": fill(0.5)},
     "more calls than tokens": {"0__sums__calls": fill(9.0)},

@@ -1,4 +1,4 @@
-"""A node's side of the shared sums: nothing counts twice, whatever is lost on the way, and nothing acknowledged is lost."""
+"""A node's side of the shared sums: nothing counts twice, whatever is lost on the way; all that arrived is kept."""
 
 import tempfile
 from collections.abc import Iterator

@@ -35,7 +35,7 @@ def test_create_list_revoke(tmp_path: Path) -> None:
     assert [(r["id"], r["state"]) for r in rows] == [(token.identity, "revoked")]
     assert runner.invoke(app, ["purge", str(folder)]).stdout == "1 dropped\n"
     acts = [json.loads(line) for line in (folder / "audit.jsonl").read_text().splitlines()]
-    assert [a["act"] for a in acts] == ["token.create", "token.revoke", "token.revoke", "token.purge"]
+    assert [a["act"] for a in acts] == ["token_create", "token_revoke", "token_revoke", "token_purge"]
     assert token.secret not in (folder / "audit.jsonl").read_text()
     assert folder.stat().st_mode & 0o777 == 0o700
 

@@ -40,6 +40,10 @@ def test_the_namespace_and_rights_are_the_tokens(file: TokenFile) -> None:
     one, two = file.create(ONE, ["read", "write"]), file.create(TWO, ["admin"])
     assert (file.check(one).namespace, file.check(one).rights) == ("one", {"read", "write"})
     assert (file.check(two).namespace, file.check(two).rights) == ("two", {"admin"})
+    assert file.authenticate(one.reveal().encode()) == file.check(one)
+    for sent in (b"", b"one", two.reveal().encode()[:-1], b"\xff" * 64, one.reveal().encode() + b"\0"):
+        with pytest.raises(AccessDenied):
+            file.authenticate(sent)
     assert [t.identity for t in file.tokens(ONE)] == [one.identity]
 
 
