@@ -1,4 +1,4 @@
-"""The audit log: one JSON line for each administrative act, on disk before the act is done.
+"""The audit log: one JSON line for each administrative act, on disk when ``write`` returns.
 
 A line says who (a token's id, or ``local``), what, when and to which namespace. It holds no text, no token ids of a
 model and no secret: acts and their facts are a closed list, and a fact is a number or a short name.
@@ -55,7 +55,7 @@ class AuditLog:
         self._lock = threading.Lock()
 
     def write(self, act: str, who: str, namespace: str = "", **facts: str | int | float) -> None:
-        """Append a line and wait until it is on the device. Call it before the act, so that none goes unrecorded.
+        """Append a line and wait until it is on the device.
 
         Args:
             act: one of ACTS.
@@ -64,7 +64,7 @@ class AuditLog:
 
         Raises:
             InvalidInput: an act, fact or value outside these; nothing was written.
-            StoreUnavailable: the line is not on disk; leave the act undone.
+            StoreUnavailable: the line is not on disk; leave the act undone, or undo it.
         """
         line = {"time": round(self._clock(), 3), "act": act, "who": who, "namespace": namespace, **facts}
         unknown = sorted(set(facts) - FACTS)

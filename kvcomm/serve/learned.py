@@ -9,27 +9,24 @@ A snapshot is a file of its own, sealed like the store's blobs where there is a 
 
 from __future__ import annotations
 
-import logging
 import re
-import secrets
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from kvcomm.anchors.saved import Learned, dump, restore
-from kvcomm.anchors.shared_sums import Opened, Others, Superseded
-from kvcomm.errors import CorruptEntry, InvalidInput, StoreUnavailable
+from kvcomm.errors import InvalidInput, StoreUnavailable, Superseded
 from kvcomm.serve.snapshot import ordered, read_snapshot, snapshot_bounds
-from kvcomm.store.files import FILE_MODE, FOLDER_MODE, Files, trouble, write_whole
+from kvcomm.serve.snapshot_files import SnapshotFiles
+from kvcomm.store.blobs import Owner
+from kvcomm.store.files import FILE_MODE, FOLDER_MODE, trouble
 from kvcomm.store.seal import Keyring
-from kvcomm.store.statistics import decode_blob, encode_blob
+from kvcomm.store.sums import Opened, Others
 from kvcomm.types import ModelFingerprint, Namespace, digest_fields
 
-log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS nodes (
@@ -59,6 +56,11 @@ class Subject:
         snapshot_bounds(self.fingerprint)
 
     @property
+    def owner(self) -> Owner:
+        """Whose keys seal its files."""
+        return self.namespace, self.fingerprint
+
+    @property
     def row(self) -> tuple[str, str, str]:
         """As the table has it."""
         return self.namespace.name, self.fingerprint.digest, self.template
@@ -82,8 +84,8 @@ class LearnedSums:
     """
 
     def __init__(self, folder: Path, keyring: Keyring | None = None, limits: Limits = Limits()) -> None:
-        self._folder, self._keyring, self.limits = folder, keyring, limits
-        self._files = Files()
+        self._folder, self.limits = folder, limits
+        self._files = SnapshotFiles(folder, keyring)
         self._lock = threading.RLock()
         with trouble(f"opening {folder}"):
             folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
@@ -95,9 +97,7 @@ class LearnedSums:
             kept = {name for (name,) in self._db.execute("SELECT file FROM nodes WHERE file IS NOT NULL")}
         except sqlite3.Error as error:
             raise StoreUnavailable(f"{folder}/learned.sqlite cannot be used ({error}); move it away") from error
-        for item in self._files.scan(folder):
-            if item.name.endswith((".kvs", ".tmp")) and item.name not in kept:
-                self._drop(item.name)  # left over by a process that died between file and row
+        self._files.sweep(kept)
 
     def open(self, subject: Subject, node: str) -> Opened:
         """Begin a new epoch of ``node``, above all that were ever given; an older process of its name is shut out.
@@ -151,7 +151,7 @@ class LearnedSums:
                 self._keep(subject, node, (epoch, sequence), name, nbytes)
             drop = row.file
         finally:
-            self._drop(drop)
+            self._files.drop(drop)
         return True
 
     def others(self, subject: Subject, node: str, epoch: int, known: str = "") -> Others:
@@ -160,20 +160,23 @@ class LearnedSums:
         Raises:
             Superseded: ``epoch`` is not the one that ``open`` gave the node last.
         """
-        with ExitStack() as files:
-            with self._lock, self._sql():
-                self._current(subject, node, epoch)
-                rows = self._db.execute(
-                    f"SELECT node, opened, epoch, sequence, file FROM nodes WHERE {_SUBJECT} AND node != ? "
-                    "AND file IS NOT NULL ORDER BY node", (*subject.row, node)
-                ).fetchall()  # fmt: skip
-                version = digest_fields(b"others", *(str(value).encode() for *mark, _ in rows for value in mark))
-                if version == known:
-                    return Others(version, None)
-                opened = [(name, self._open_file(name, files)) for *_, name in rows]
-            total = Learned.empty(subject.fingerprint)  # added up without the lock: an open file stays what it was
+        with self._lock, self._sql():
+            self._current(subject, node, epoch)
+            rows = self._db.execute(
+                f"SELECT node, opened, epoch, sequence, file FROM nodes WHERE {_SUBJECT} AND node != ? "
+                "AND file IS NOT NULL ORDER BY node", (*subject.row, node)
+            ).fetchall()  # fmt: skip
+            version = digest_fields(b"others", *(str(value).encode() for *mark, _ in rows for value in mark))
+            if version == known:
+                return Others(version, None)
+            opened = [(name, self._files.open(name)) for *_, name in rows]
+        total = Learned.empty(subject.fingerprint)
+        with ExitStack() as stack:  # added up without the lock: an open file stays what it was
+            for _, file in opened:
+                if file is not None:
+                    stack.enter_context(file)
             for name, file in opened:
-                data = None if file is None else self._decode(subject, name, file)
+                data = self._files.read(subject.owner, name, file)
                 if data is not None:
                     total.merge(restore(data, subject.fingerprint))
         return Others(version, dump(ordered(total)))
@@ -208,7 +211,7 @@ class LearnedSums:
                     gone.append(row.file)
                     changed += 1
         for file in gone:
-            self._drop(file)
+            self._files.drop(file)
         return changed
 
     def retire(self, subject: Subject, node: str) -> bool:
@@ -229,7 +232,7 @@ class LearnedSums:
             files = db.execute(f"SELECT file FROM nodes WHERE {where}", values).fetchall()
             db.execute(f"DELETE FROM nodes WHERE {where}", values)
         for (file,) in files:
-            self._drop(file)
+            self._files.drop(file)
         return len(files)
 
     def _current(self, subject: Subject, node: str, epoch: int) -> _Row:
@@ -256,12 +259,9 @@ class LearnedSums:
         )
 
     def _write(self, subject: Subject, learned: Learned) -> tuple[str, int]:
-        """A new file of a snapshot, durable, which no row names yet; its name and the snapshot's bytes."""
-        data, name = dump(ordered(learned)), secrets.token_hex(16) + ".kvs"
-        sealed = encode_blob((subject.namespace, subject.fingerprint), name, data, self._keyring)
-        with trouble("keeping learned sums"):
-            write_whole(self._files, self._folder / f"{name}.tmp", self._folder / name, sealed)
-        return name, len(data)
+        """A new file of a snapshot, which no row names yet; its name and the snapshot's bytes."""
+        data = dump(ordered(learned))
+        return self._files.write(subject.owner, data), len(data)
 
     def _keep(self, subject: Subject, node: str, mark: tuple[int, int], name: str, nbytes: int) -> None:
         self._db.execute(
@@ -270,28 +270,7 @@ class LearnedSums:
         )
 
     def _read(self, subject: Subject, name: str) -> bytes | None:
-        """The snapshot in a file; None if it is corrupt or gone, which costs what that node learned and no more."""
-        with ExitStack() as files:
-            file = self._open_file(name, files)
-            return None if file is None else self._decode(subject, name, file)
-
-    def _open_file(self, name: str, files: ExitStack) -> BinaryIO | None:
-        with trouble("reading learned sums"), suppress(FileNotFoundError):
-            return files.enter_context(open(self._folder / name, "rb"))
-        return None
-
-    def _decode(self, subject: Subject, name: str, file: BinaryIO) -> bytes | None:
-        try:
-            with trouble("reading learned sums"):
-                return decode_blob((subject.namespace, subject.fingerprint), name, file.read(), self._keyring)
-        except CorruptEntry as error:
-            log.warning("what one node learned is left out: %s", error)
-            return None
-
-    def _drop(self, name: str | None) -> None:
-        if name is not None:
-            with suppress(OSError):  # swept at the next start
-                self._files.unlink(self._folder / name)
+        return self._files.read(subject.owner, name, self._files.open(name))
 
     @contextmanager
     def _sql(self) -> Iterator[None]:

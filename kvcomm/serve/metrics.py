@@ -54,7 +54,7 @@ class Metrics:
 
         hits = counter("hits", "Entries found, by tier.", ["namespace", "tier"])
         misses = counter("misses", "Entries not found.", ["namespace"])
-        moved = counter("payload_bytes", "Payload bytes moved.", ["namespace", "direction"])
+        moved = counter("moved_bytes", "Bytes received and sent.", ["namespace", "direction"])
         held = gauge("held_bytes", "Bytes held.", ["namespace", "tier"])
         for space in now.namespaces:
             for tier, count in space.hits.items():
@@ -65,8 +65,8 @@ class Metrics:
             moved.add_metric([space.name, "received"], space.received)
             moved.add_metric([space.name, "sent"], space.sent)
         room = gauge("limit_bytes", "Most bytes that a tier may hold.", ["tier"])
-        for tier in now.tiers:
-            room.add_metric([tier.name], tier.max_bytes)
+        for state in now.tiers:
+            room.add_metric([state.name], state.max_bytes)
         refused = counter("refusals", "Requests refused.", ["reason"])
         for reason, count in now.refusals.items():
             refused.add_metric([reason], count)

@@ -10,13 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 TIERS = ("memory", "disk", "peer")
-OPERATIONS = (
-    "health", "look_up", "get", "put", "touch", "delete", "list", "lease", "nearest", "sums_put", "sums_get", "blob",
-    "admin", "other",
+LOOK_UP = "open"
+OPERATIONS = frozenset(
+    (
+        LOOK_UP, "read", "release", "suspect", "contains", "entries", "stats", "watch", "health", "put", "begin",
+        "part", "commit", "abort", "delete", "delete_group", "delete_namespace", "touch", "flush", "claim", "unclaim",
+        "blob_read", "blob_write", "blob_delete", "blob_names", "nearest", "sums_open", "sums_put", "sums_others",
+        "sums_forget",
+    )
 )  # fmt: skip
-REASONS = (
-    "token", "right", "quota", "overload", "deadline", "malformed", "too_large", "mismatch", "lease", "other",
-)  # fmt: skip
+REASONS = frozenset(
+    ("overloaded", "protocol", "deadline", "unavailable", "denied", "corrupt", "fingerprint", "invalid", "superseded")
+)
 OTHER = "other"
 MAX_NAMESPACES = 64
 SLOWEST = 20
@@ -83,6 +88,24 @@ class Tally:
         self.refusals: dict[str, int] = {}
         self._slowest: list[Slow] = []
 
+    def record(
+        self, call: str, namespace: str, outcome: str, seconds: float, received: int, sent: int, tier: str = "disk"
+    ) -> None:
+        """One call, with all that there is to count of it.
+
+        Args:
+            outcome: ``ok``, ``miss`` or one of REASONS.
+            seconds: to the end of its answer.
+            received, sent: bytes.
+            tier: where an entry that was looked up was found.
+        """
+        self.call(call, namespace, seconds, received + sent)
+        self.moved(namespace, received=received, sent=sent)
+        if outcome not in ("ok", "miss"):
+            self.refused(outcome)
+        elif call == LOOK_UP:
+            self.miss(namespace) if outcome == "miss" else self.hit(namespace, tier)
+
     def hit(self, namespace: str, tier: str) -> None:
         """An entry was found in ``tier``, one of TIERS."""
         with self.lock:
@@ -95,7 +118,7 @@ class Tally:
             self._of(namespace).misses += 1
 
     def moved(self, namespace: str, *, received: int = 0, sent: int = 0) -> None:
-        """Payload bytes came from or went to clients."""
+        """Bytes came from or went to clients."""
         with self.lock:
             traffic = self._of(namespace)
             traffic.received += received

@@ -14,12 +14,12 @@ def full(namespaces: tuple[str, ...] = ("triage", "research-team", "public"), he
     for n, name in enumerate(namespaces):
         for k in range(40 - 9 * (n % 4)):
             tally.hit(name, ("memory", "disk", "peer")[k % 3])
-            tally.call("get", name, 0.0004 * (k + 1) ** 1.5, 3 << 20)
-            tally.call("look_up", name, 0.0002)
+            tally.call("open", name, 0.0004 * (k + 1) ** 1.5, 3 << 20)
+            tally.record("entries", name, "ok", 0.0002, 80, 9000)
             tally.moved(name, sent=3 << 20, received=k << 18)
         for _ in range(7 * (n % 3)):
             tally.miss(name)
-    for reason in ("token", "token", "quota", "overload", "token"):
+    for reason in ("denied", "denied", "invalid", "overloaded", "denied"):
         tally.refused(reason)
     tiers = (TierState("memory", 5 << 30, 8 << 30, 412), TierState("disk", 31 << 30, 100 << 30, 9120))
     usage = {(name, tier.name): (tier.entries // (n + 2), tier.nbytes // (n + 2)) for n, name in enumerate(namespaces)

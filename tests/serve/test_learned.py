@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from kvcomm.anchors.saved import Learned, dump, restore
-from kvcomm.anchors.shared_sums import Superseded
-from kvcomm.errors import CorruptEntry, InvalidInput, KVCommError, StoreUnavailable
+from kvcomm.errors import CorruptEntry, InvalidInput, KVCommError, StoreUnavailable, Superseded
 from kvcomm.serve.learned import LearnedSums, Limits, Subject
 from kvcomm.serve.snapshot import ordered, read_snapshot, snapshot_bounds
 from kvcomm.store.seal import Keyring

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from kvcomm.anchors.book import OffsetBook
 from kvcomm.anchors.saved import Learned
-from kvcomm.anchors.shared_sums import Opened, Others, SharedSums
+from kvcomm.anchors.shared_sums import SharedSums
 from kvcomm.errors import InvalidInput, StoreUnavailable
 from kvcomm.serve.learned import LearnedSums, Subject
+from kvcomm.store.sums import Opened, Others
 from kvcomm.types import Namespace
 from tests.serve.sums import MODEL, observation, pair
 

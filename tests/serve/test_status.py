@@ -45,7 +45,7 @@ def samples(now: Snapshot) -> dict[tuple[str, tuple[tuple[str, str], ...]], floa
 def test_page_shows_the_numbers() -> None:
     text = Page(page(full())).text
     for expected in ("of look-ups hit", "triage", "research-team", "100.0 %", "5.0 GiB of 8.0 GiB, 412 entries",
-                     "most: token", "up 2 d 5 h", "healthy"):  # fmt: skip
+                     "most: denied", "up 2 d 5 h", "healthy"):  # fmt: skip
         assert expected in text
     assert "not healthy" in Page(page(full(healthy=False))).text
     assert "Nothing was asked or held yet." in Page(page(empty())).text
@@ -82,14 +82,24 @@ def test_metrics_show_the_numbers_and_leave_the_global_registry_alone() -> None:
     space = now.namespaces[-1]
     assert found["kvcomm_hits_total", (("namespace", space.name), ("tier", "memory"))] == space.hits["memory"]
     assert found["kvcomm_misses_total", (("namespace", space.name),)] == space.misses
-    assert found["kvcomm_refusals_total", (("reason", "token"),)] == 3
+    assert found["kvcomm_refusals_total", (("reason", "denied"),)] == 3
     assert found["kvcomm_leases", ()] == 14
-    calls = now.latency["get"].calls
-    assert found["kvcomm_request_seconds_bucket", (("le", "+Inf"), ("operation", "get"))] == calls
-    assert found["kvcomm_request_seconds_count", (("operation", "get"),)] == calls
-    assert found["kvcomm_request_seconds_sum", (("operation", "get"),)] == pytest.approx(now.latency["get"].total_s)
+    calls = now.latency["open"].calls
+    assert found["kvcomm_request_seconds_bucket", (("le", "+Inf"), ("operation", "open"))] == calls
+    assert found["kvcomm_request_seconds_count", (("operation", "open"),)] == calls
+    assert found["kvcomm_request_seconds_sum", (("operation", "open"),)] == pytest.approx(now.latency["open"].total_s)
     assert [family.name for family in REGISTRY.collect()] == before
     assert samples(empty())["kvcomm_connections", ()] == 0
+
+
+def test_a_call_is_recorded_with_all_that_counts() -> None:
+    tally = Tally()
+    for outcome in ("ok", "ok", "miss", "denied"):
+        tally.record("open", "one", outcome, 0.002, 10, 100)
+    tally.record("put", "one", "ok", 0.002, 10, 100)
+    traffic = tally.traffic["one"]
+    assert (traffic.hits["disk"], traffic.misses, traffic.received, traffic.sent) == (2, 1, 50, 500)
+    assert tally.refusals == {"denied": 1} and tally.latency["open"].calls == 4
 
 
 def test_labels_are_bounded_whatever_is_asked() -> None:
@@ -127,11 +137,11 @@ def test_threads_lose_no_count() -> None:
     def work() -> None:
         for _ in range(2000):
             tally.hit("one", "memory")
-            tally.call("get", "one", 0.001)
+            tally.call("open", "one", 0.001)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert tally.traffic["one"].hits["memory"] == tally.latency["get"].calls == 8000
+    assert tally.traffic["one"].hits["memory"] == tally.latency["open"].calls == 8000
