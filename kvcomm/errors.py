@@ -37,3 +37,11 @@ class StoreUnavailable(StoreError):
 
 class DeadlineExceeded(StoreUnavailable):
     """The wait for a tier ended at its deadline, before an answer."""
+
+
+class Superseded(StoreError):
+    """A node's epoch is not its present one: it was opened again elsewhere, or what it knew was forgotten."""
+
+
+class AccessDenied(StoreError):
+    """The token is missing, unknown, expired or revoked, or lacks the right that the call needs."""
