@@ -34,13 +34,15 @@ def problems() -> dict[str, list[Problem]]:
 
 def built(problems: Sequence[Problem], tokenizer: Any, topology: str = "full", **changed: int) -> Workload:
     sizes = dict(agents=5, prompt_tokens=1500, answer_tokens=64, measured=4, fill=8, seed=0) | changed
+    if topology == "trading":
+        sizes["agents"] = 19
     return build(problems, TOPOLOGIES[topology], tokenizer, **sizes)  # type: ignore[arg-type]
 
 
 def length(workload: Workload, case: Case, tokenizer: Any) -> int:
     last = workload.nodes[-1]
     template = Template(last.name, last.template(), tokenizer)
-    heard = {name: case.references[name] for name in last.hears}
+    heard = {slot: case.references[name] for slot, name in last.slots.items()}
     return len(template.fill(case.slots | heard))
 
 
