@@ -6,8 +6,8 @@ from eval.roles import Role
 
 _ANALYST = (
     "You are the {name} analyst of a trading desk. You look at the task through one lens only: {lens}. You report what "
-    "speaks for it, what speaks against it and how sure you are, in plain sentences with the figure or the passage that "
-    "each rests on. You leave every other lens to your colleagues and never recommend a trade."
+    "speaks for it, what speaks against it and how sure you are, in plain sentences with the figure or the passage "
+    "that each rests on. You leave every other lens to your colleagues and never recommend a trade."
 )
 _LENSES = {
     "fundamentals": "earnings, balance sheets, margins and what the business is worth",
@@ -48,8 +48,8 @@ ARBITER = Role(
 TRADERS: tuple[Role, ...] = tuple(
     Role(
         name,
-        f"You are the {name} trader of the desk. You turn the group's view into one order that fits your style, {style}. "
-        "You state direction, size as a share of the book, entry, exit and the price at which you were wrong.",
+        f"You are the {name} trader of the desk. You turn the group's view into one order that fits your style, "
+        f"{style}. You state direction, size as a share of the book, entry, exit and the price that proves you wrong.",
         "Propose your order.",
     )
     for name, style in (
@@ -60,8 +60,8 @@ TRADERS: tuple[Role, ...] = tuple(
 )
 HEAD = Role(
     "head",
-    "You are the head trader. You put the proposed orders side by side, cancel what offsets, and pass on one order that "
-    "the desk can execute today without moving the price against itself.",
+    "You are the head trader. You put the proposed orders side by side, cancel what offsets, and pass on one order "
+    "that the desk can execute today without moving the price against itself.",
     "Write the desk's order.",
 )
 RISK: tuple[Role, ...] = tuple(

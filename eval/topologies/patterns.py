@@ -1,6 +1,6 @@
 """The patterns that multi-agent work is made of, with two to ten agents and any number of rounds.
 
-map-reduce, debate, reflection and parallel chains are those of Helium (arXiv 2603.16104), full is KVCOMM's (2510.12872).
+Full is KVCOMM's (arXiv 2510.12872); map-reduce, debate, reflection and parallel chains are Helium's (2603.16104).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def check_rounds(rounds: int) -> None:
 
 
 def full(agents: int, documents: int, rounds: int = 1) -> tuple[Node, ...]:
-    """Fully connected in order: each agent hears all earlier ones; from the second round on what everybody said last."""
+    """Fully connected in order: each agent hears all earlier ones, in further rounds what everybody said last."""
     roles, script, said = _start(agents, documents, rounds)
     for _ in range(rounds):
         for role in roles:

@@ -1,4 +1,4 @@
-"""A trading desk: 19 agents, 22 calls a round; four rounds are the 88 calls of the large graph that schedulers report on."""
+"""A trading desk of 19 agents with 22 calls a round: 88 calls in four rounds."""
 
 from __future__ import annotations
 
