@@ -17,6 +17,7 @@ from eval.methods import Method
 from eval.topologies import Node
 from eval.workload import Case, Workload
 from kvcomm import Dense, Engine, Segment
+from kvcomm.anchors.pool import BasePool
 from kvcomm.closeness import is_tie, kl_divergence
 from kvcomm.hf.reply import Reply
 from kvcomm.reuse.policy import Policy
@@ -177,7 +178,7 @@ def compare(
             "agent": node.name,
             "flops": prefill_flops(engine.model, plan),
             "expected_error": expected_error(engine.book, plan),
-            "held_bytes": engine.pool.nbytes,
+            "held_bytes": held_bytes(engine.pool),
             "answer": dense.text,
             "prompt_tokens": len(plan.prompt),
             "tokens": asdict(plan.counts),
@@ -185,6 +186,11 @@ def compare(
             "why": plan.why,
         }
     )
+
+
+def held_bytes(pool: BasePool) -> int:
+    """KV held since what was learned: of this pool and those that it reads through to, but the last of them."""
+    return 0 if pool.parent is None else pool.nbytes + held_bytes(pool.parent)
 
 
 def _isolate(session: Session, node: Node, slots: Mapping[str, Segment]) -> float:

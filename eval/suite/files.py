@@ -26,7 +26,9 @@ def read_suite(path: Path) -> dict[str, Any]:
     if not isinstance(result, dict) or result.get("kind") != KIND:
         raise InvalidInput(f"{path} is not a results file of `eval run --preset`: its 'kind' is not {KIND!r}")
     missing = [name for name in _NEEDED if name not in result]
-    missing += [f"cells[{n}].{name}" for n, cell in enumerate(result["cells"]) for name in _CELL if name not in cell]
+    missing += [
+        f"cells[{n}].{name}" for n, cell in enumerate(result.get("cells", [])) for name in _CELL if name not in cell
+    ]
     if missing:
         raise InvalidInput(f"{path} lacks {', '.join(missing[:5])}; measure again, or take the file of this version")
     return result

@@ -8,14 +8,14 @@ from typing import Any
 from eval.page import facts as facts_section
 from eval.page import figures, page, sortable, tiles
 from eval.suite.plots import Dot, intervals
-from eval.suite.words import columns_of, facts_of, figure, sizes
+from eval.suite.words import columns_of, facts_of, figure, interval, sizes
 from eval.words import nats, percent, times
 
 OURS = "kvcomm"
 _COLOURS = {"dense": "dense", "exact": "exact", "oracle": "recomputed"}
 _LEAD = (
     "Time to first token, reuse and closeness to a full prefill. Intervals are 95 % bootstrap intervals over prompts; "
-    "n is the number of prompts. Closeness is taken along the dense run's own greedy answers; TTFT has every cost inside."
+    "n is the number of prompts. Closeness is taken along the dense run's own greedy answers; all costs are in TTFT."
 )
 
 
@@ -43,11 +43,11 @@ def _tiles(methods: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         return []
     shown = []
     if "speedup" in ours:
-        shown.append((times(ours["speedup"]["value"]), "sooner to the first token", figure(ours["speedup"], times)))
+        shown.append((times(ours["speedup"]["value"]), "sooner to the first token", interval(ours["speedup"], times)))
     shown += [
-        (percent(ours["flops_saved"]["value"]), "of prefill FLOPs saved", figure(ours["flops_saved"], percent)),
-        (nats(ours["mean_kl"]["value"]), "mean KL, nats", figure(ours["mean_kl"], nats)),
-        (percent(ours["top1"]["value"]), "top-1 agreement", figure(ours["top1"], percent)),
+        (percent(ours["flops_saved"]["value"]), "of prefill FLOPs saved", interval(ours["flops_saved"], percent)),
+        (nats(ours["mean_kl"]["value"]), "mean KL, nats", interval(ours["mean_kl"], nats)),
+        (percent(ours["top1"]["value"]), "top-1 agreement", interval(ours["top1"], percent)),
     ]
     return shown
 

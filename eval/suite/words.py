@@ -53,6 +53,12 @@ COLUMNS = (
 BRIEF = ("speedup", "reuse", "flops_saved", "mean_kl", "top1", "score", "judge")
 
 
+def interval(entry: Figure, show: Callable[[float], str]) -> str:
+    """``low to high, n``; from one prompt there is no interval."""
+    n = f"n {entry['n']:.0f}"
+    return f"{show(entry['low'])} to {show(entry['high'])}, {n}" if entry["n"] >= 2 else n
+
+
 def figure(entry: Figure, show: Callable[[float], str]) -> str:
     """``value (low to high; n)``; from one prompt there is no interval."""
     n = f"n {entry['n']:.0f}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ def setting() -> Setting:
 @pytest.fixture(scope="module")
 def quick(setting: Setting, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("suite") / "quick.json"
-    assert run_suite(setting, preset("quick"), out, ABOUT) == []
+    cells = [replace(cell, trial=replace(cell.trial, prompts=2, fill_prompts=1)) for cell in preset("quick")]
+    assert run_suite(setting, cells, out, ABOUT) == []
     return out
 
 
@@ -51,15 +53,15 @@ def test_quick_runs_from_end_to_end(quick: Path) -> None:
     for cell in result["cells"]:
         for name, found in cell["methods"].items():
             for figure in (entry for entry in found.values() if isinstance(entry, dict) and "low" in entry):
-                assert math.isfinite(figure["value"]) and figure["n"] == 4
+                assert math.isfinite(figure["value"]) and figure["n"] == 2
                 assert figure["low"] <= figure["value"] <= figure["high"] or "ttft" in str(found), (name, figure)
         dense, exact = cell["methods"]["dense"], cell["methods"]["exact"]
         assert dense["speedup"]["value"] == 1 and dense["flops_saved"]["value"] == 0
         assert dense["mean_kl"]["value"] < 1e-6 and exact["top1"]["value"] == 1
         assert cell["methods"]["kvcomm"]["flops_saved"]["value"] > exact["flops_saved"]["value"]
-    assert result["cells"][0]["methods"]["kvcomm"]["score"]["n"] == 4
+    assert result["cells"][0]["methods"]["kvcomm"]["score"]["n"] == 2
     assert result["cells"][2]["methods"]["exact"]["judge"]["value"] == 1
-    assert result["pooled"]["kvcomm"]["mean_kl"]["n"] == 8 and "leading" not in result["pooled"]
+    assert result["pooled"]["kvcomm"]["mean_kl"]["n"] == 4 and "leading" not in result["pooled"]
 
 
 def test_report_says_it_all_without_a_request(quick: Path) -> None:
@@ -68,9 +70,9 @@ def test_report_says_it_all_without_a_request(quick: Path) -> None:
     assert "http" not in html.replace("http-equiv", "")
     assert html.count("<script>") == 1 and "script-src 'sha256-" in html
     assert html.count("<svg") >= 4 and html.count("<button>") > 20
-    for said in ("<span>--preset</span> <span>quick</span>", "torch", "tiny", "needle, debate", "n 4"):
+    for said in ("<span>--preset</span> <span>quick</span>", "torch", "tiny", "needle, debate", "n 2"):
         assert said in html, said
-    assert "| kvcomm |" in text and "(n 8)" not in text and "; n 8)" in text
+    assert "| kvcomm |" in text and "(n 4)" not in text and "; n 4)" in text
 
 
 def test_a_run_against_itself_is_the_same_in_everything(quick: Path, capsys: pytest.CaptureFixture[str]) -> None:
