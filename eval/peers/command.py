@@ -94,8 +94,8 @@ def prompts_of(workload: Workload, setting: Setting) -> dict[str, list[Prompt]]:
 def measure(running: Running, asked: dict[str, list[Prompt]], tokens: int) -> list[dict[str, Any]]:
     """A row for each problem but the first WARM_UP, which fill caches and teach.
 
-    All prompts pass through with reuse first, in the order in which agents would call; then the last ones are run dense,
-    so that nothing a dense run leaves behind is ever reused.
+    All prompts pass through with reuse first, in the order in which agents would call; then the last ones are run
+    dense, so that nothing a dense run leaves behind is ever reused.
     """
     reused = {case: [running.answer(p, tokens, reuse=True) for p in prompts][-1] for case, prompts in asked.items()}
     return [

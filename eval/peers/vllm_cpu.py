@@ -37,7 +37,7 @@ class VLLM:
             from vllm.platforms import current_platform
         except Exception as error:  # a CUDA build fails in many ways where there is no driver
             raise Absent(
-                f"vllm cannot be imported ({type(error).__name__}: {error}); PyPI has builds for CUDA alone, the one for "
+                f"vllm cannot be imported ({type(error).__name__}: {error}); PyPI has builds for CUDA alone, that for "
                 "CPUs is built from its source with VLLM_TARGET_DEVICE=cpu"
             ) from None
         if not current_platform.is_cpu():
