@@ -81,13 +81,15 @@ def standard() -> tuple[Cell, ...]:
 
 
 def paper() -> tuple[Cell, ...]:
-    """KVCOMM's published setting: 2 to 5 agents fully connected, 1K input, 512 tokens a message, all of each task."""
-    counts = {"humaneval": 140, "maths": 300, "tools": 96, "documents": 100, "needle": 100}
+    """KVCOMM's published shape: 2 to 5 agents fully connected, 1K input, 512 tokens a message.
+
+    Its counts of problems are bounded by real text: each case has 1K tokens of documents that no other case has.
+    """
     cells = []
-    for task, prompts in counts.items():
+    for task in TASKS:
         for agents in (2, 3, 4, 5):
-            trial = _trial(agents=agents, prompts=prompts, fill_prompts=20, answer_tokens=512, repeats=3,
-                           prompt_tokens=1024 + 512 * agents)  # fmt: skip
+            trial = _trial(agents=agents, prompts=30, fill_prompts=14, answer_tokens=512, repeats=3,
+                           prompt_tokens=1024 + 512 * (agents - 1))  # fmt: skip
             cells.append(_Sized(task, trial, tuple(METHODS)))
     return tuple(cells)
 
