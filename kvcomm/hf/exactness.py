@@ -86,12 +86,12 @@ class HealedOne:
 
     def learnable(self, answers: Sequence[Sequence[int]]) -> list[Plan]:
         """The plan to keep and learn from; where the prompt is exact, what is left of the answer is made exact now."""
-        plan, buffer = self.prefilled.plan, self.prefilled.buffer
-        tokens = [*plan.prompt.token_ids, *answers[0]][: buffer.length]
-        if len(plan.prompt) <= self.healing.until < len(tokens):
-            self.healing.finish(tokens, 0)
-        exact = self.healing.until >= len(tokens)
-        return [healed(plan, self.healing.until if exact else min(self.healing.until, len(plan.prompt) - 1))]
+        plan, healing = self.prefilled.plan, self.healing
+        tokens = [*plan.prompt.token_ids, *answers[0]][: self.prefilled.buffer.length]
+        if self._beside.exact is None and healing.until >= len(plan.prompt):
+            healing.finish(tokens, 0)
+        whole = self._beside.exact is not None or healing.until == len(tokens)
+        return [healed(plan, len(plan.prompt) if whole else min(healing.until, len(plan.prompt) - 1))]
 
     def report(self, began: float, clock: Clock) -> Exactness:
         """What to say of the call; ``began`` is time.perf_counter() at its beginning."""

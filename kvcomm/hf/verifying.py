@@ -36,7 +36,7 @@ class Choice:
     """A token chosen at one place of the answer.
 
     Attributes:
-        logits, scores: float32 [1, vocabulary], before and after the logits processors.
+        logits, scores: float32 [1, vocabulary], before and after the logits processors; one where these work in place.
     """
 
     token: int
@@ -55,7 +55,7 @@ class Chooser:
     def choose(self, ids: torch.Tensor, place: int, logits: torch.Tensor) -> Choice:
         """The token behind ``ids`` (int64 [1, n]), the answer's ``place``-th from 0; logits are [vocabulary]."""
         raw = logits[None].to(dtype=torch.float32, copy=True)
-        scores: torch.Tensor = self.processors(ids, raw.clone())  # type: ignore[arg-type]
+        scores: torch.Tensor = self.processors(ids, raw)  # type: ignore[arg-type]
         if not self.sample:
             return Choice(int(scores.argmax(-1)), raw, scores)
         probabilities = scores.softmax(-1)

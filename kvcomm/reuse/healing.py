@@ -21,9 +21,9 @@ from kvcomm.reuse.plan import Plan
 from kvcomm.reuse.policy import Balanced, Policy
 from kvcomm.reuse.prompt import Prompt
 
-DEFAULT_PIECE = 128
+DEFAULT_PIECE = 256
 # On a CPU a piece costs what so many tokens of a prefill cost: pieces set the pace of the first tokens, and each draft
-# beside one costs a decode step that is lost if the draft is wrong. 128 makes 8 of them in 1,000 tokens.
+# beside one costs a decode step that is lost if the draft is wrong. 256 makes 4 of them in 1,000 tokens.
 
 
 @dataclass(frozen=True)
