@@ -198,6 +198,5 @@ def show(found: Mapping[str, Any]) -> None:
     for length in LENGTHS if h["prompts"] else ():
         print(f"KL over {length}: {h[f'kl_{length}_without']:.4f} without healing, {h[f'kl_{length}_with']:.4f} with")
     if h["prompts"]:
-        print(
-            f"{TOKENS} tokens in {h[f'wall_{TOKENS}_without_s']:.3f} s without, {h[f'wall_{TOKENS}_with_s']:.3f} s with"
-        )
+        without, healing = h[f"wall_{TOKENS}_without_s"], h[f"wall_{TOKENS}_with_s"]
+        print(f"{TOKENS} tokens in {without:.3f} s without, {healing:.3f} s with")

@@ -9,8 +9,9 @@ import pytest
 import torch
 from transformers import LogitsProcessor, StoppingCriteria, TextIteratorStreamer
 
+from eval.tasks import make_task
 from kvcomm import Balanced, Engine, Exact, Fast, Healed, InvalidInput, Verified
-from kvcomm.closeness import is_tie
+from kvcomm.closeness import common_run, is_tie
 from kvcomm.reuse.prompt import Prompt
 from tests.hf.engines import GREEDY, engine_of, state, two_agents
 from tests.hf.reused import FREE, plain_answer, spoil, taught
@@ -244,3 +245,32 @@ def test_wrappers_take_a_policy_and_a_number_of_tokens(wrapper: Any) -> None:
         wrapper(Verified())
     with pytest.raises(InvalidInput, match="pass a value"):
         wrapper(Balanced)
+
+
+@pytest.mark.slow
+def test_the_real_model(smollm: tuple[Any, Any]) -> None:
+    """Texts that another agent has read; the drafts once right for the most part, once over spoiled KV."""
+    model, tokenizer = smollm
+    engine = Engine(model, tokenizer, policy=FREE, weights="real")
+    writer, critic = two_agents(engine)
+    tasks = [problem.task_text for problem in make_task("humaneval").problems()[:5]]
+    for task in tasks:
+        writer.study(task=task)
+    for task in tasks[2:]:
+        critic.study(task=task, draft="    return sorted(xs)")
+    prompts = [critic.prompt(task=task, draft="    return max(xs)") for task in tasks[:2]]
+    engine.learn = False
+    ties = drafts = back = 0
+    for spoiled in (False, True):
+        if spoiled:
+            spoil(engine, prompts, 1.0)
+        for prompt in prompts:
+            outputs = {"return_dict_in_generate": True, "output_logits": True}
+            reply = verified(engine, prompt, 32, max_new_tokens=16, **outputs)
+            expected = plain_answer(engine, prompt, max_new_tokens=16, **GREEDY)
+            drafts, back = drafts + reply.exactness.drafts, back + reply.exactness.taken_back
+            run = common_run(reply.token_ids, expected)
+            if run < max(len(expected), len(reply.token_ids)):
+                assert is_tie(reply.output.logits[run][0])
+                ties += 1
+    assert ties <= 1 and 0 < back < drafts

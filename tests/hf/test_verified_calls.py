@@ -147,11 +147,11 @@ def test_giving_up_between_two_pieces_ends_the_healing(monkeypatch: pytest.Monke
     engine, prompts = taught()
     stop, passes, forward = Cancellation(), [], engine.backend.forward
 
-    def watched(*arguments: Any) -> torch.Tensor:
+    def watched(*arguments: Any, **named: Any) -> torch.Tensor:
         passes.append(len(arguments[1]))
         if passes.count(4) == 2:
             stop.cancel()
-        return forward(*arguments)
+        return forward(*arguments, **named)
 
     monkeypatch.setattr(engine.backend, "forward", watched)
     with pytest.raises(Cancelled):
@@ -240,7 +240,7 @@ def test_a_conversation_is_verified_and_its_next_turn_exact() -> None:
     assert list(first.token_ids) == plain_answer(engine, first.plan.prompt, max_new_tokens=NEW, **GREEDY)
     talk += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "Sure?"}]
     second = engine.chat(talk, max_new_tokens=NEW, **GREEDY)
-    assert second.usage.approximate == 0 and second.usage.exact > len(first.plan.prompt) / 2
+    assert second.usage.exact >= len(first.plan.prompt)
     assert list(second.token_ids) == plain_answer(engine, second.plan.prompt, max_new_tokens=NEW, **GREEDY)
 
 
