@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase, StoppingCriteria, SynthIDTextWatermarkingConfig
+from transformers.cache_utils import Cache
 from transformers.generation.stopping_criteria import StopStringCriteria
+from transformers.generation.streamers import BaseStreamer
 
 from kvcomm.errors import InvalidInput
 from kvcomm.hf.arguments import Settings
@@ -44,41 +46,50 @@ def check_exactness(policy: Policy, settings: Settings, prompts: int) -> None:
         )
 
 
-class WhileDecoding(StoppingCriteria):
-    """Makes the next piece of a cache exact after each token; stops nothing."""
+class WhileDecoding(BaseStreamer):
+    """Makes the next piece of a cache exact after each token, once the caller's own streamer has the token.
 
-    def __init__(self, healing: Healing) -> None:
-        self.healing = healing
+    A stopping criterion would come too early: transformers asks these before it streams.
+    """
+
+    def __init__(self, healing: Healing, cache: Cache, streamer: BaseStreamer | None) -> None:
+        self.healing, self.cache, self.streamer = healing, cache, streamer
         self.exact: float | None = None
+        self._tokens: list[int] = []
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs: Any) -> torch.BoolTensor:
-        filled = input_ids.shape[1] - 1  # the token just chosen has no KV yet
-        if self.exact is None:
+    def put(self, value: torch.Tensor) -> None:
+        """The prompt, and then one token at a time."""
+        if self.streamer is not None:
+            self.streamer.put(value)
+        begun = bool(self._tokens)
+        self._tokens += value.flatten().tolist()
+        if begun and self.exact is None:
+            filled = self.cache.get_seq_length()
             self.healing.buffer.length = filled
-            self.healing.advance(input_ids[0, :filled].tolist())
+            self.healing.advance(self._tokens[:filled])
             if self.healing.until == filled:
                 self.exact = time.perf_counter()
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)  # type: ignore[return-value]
+
+    def end(self) -> None:
+        """The answer is complete."""
+        if self.streamer is not None:
+            self.streamer.end()
 
 
 class HealedOne:
     """A prompt that generate continues while its cache is made exact beside it."""
 
     first: float | None = None
+    criteria: Sequence[StoppingCriteria] = ()
 
-    def __init__(self, backend: ModelBackend, prefilled: Prefilled, piece: int) -> None:
+    def __init__(self, backend: ModelBackend, prefilled: Prefilled, piece: int, streamer: BaseStreamer | None) -> None:
         self.prefilled, self.plans, self.tails = prefilled, [prefilled.plan], [prefilled.buffer.length]
         self.healing = Healing(backend, prefilled.buffer, prefilled.plan, piece)
-        self._beside = WhileDecoding(self.healing)
+        self._beside = WhileDecoding(self.healing, prefilled.cache, streamer)
 
     def generate_kwargs(self) -> dict[str, Any]:
-        """As Prefilled.generate_kwargs."""
-        return self.prefilled.generate_kwargs()
-
-    @property
-    def criteria(self) -> list[StoppingCriteria]:
-        """To be handed on behind the caller's own."""
-        return [self._beside]
+        """As Prefilled.generate_kwargs, and the streamer, which hands tokens on to the caller's."""
+        return {**self.prefilled.generate_kwargs(), "streamer": self._beside}
 
     def take_back(self, replies: Sequence[int]) -> list[KVBuffer | None]:
         """The buffer, with what was generated."""
@@ -168,7 +179,7 @@ def exactly(
     if isinstance(policy, Verified):
         return VerifiedOne(backend, prefilled, policy.piece, settings, tokenizer)
     if isinstance(policy, Healed):
-        return HealedOne(backend, prefilled, policy.piece)
+        return HealedOne(backend, prefilled, policy.piece, settings.arguments.get("streamer"))
     return None
 
 

@@ -308,6 +308,35 @@ def test_threads_get_the_answers_of_one_by_one() -> None:
     assert in_threads(work) == [[expected[(t + n) % 4] for n in range(3)] for t in range(16)]
 
 
+def test_a_token_is_handed_out_before_the_healing_beside_it() -> None:
+    engine, prompts = taught()
+    order: list[str] = []
+
+    class Notes(DraftStreamer):
+        def put(self, value: torch.Tensor) -> None:
+            order.append("token")
+
+        def draft(self, token: int) -> None:
+            order.append("token")
+
+        def end(self) -> None:
+            order.append("end")
+
+    forward = engine.backend.forward
+
+    def watched(*arguments: Any, **named: Any) -> torch.Tensor:
+        if len(arguments[1]) == 8:
+            order.append("piece")
+        return forward(*arguments, **named)
+
+    engine.backend.forward = watched  # type: ignore[method-assign]
+    for policy in (POLICY, Healed(FREE, 8)):
+        order.clear()
+        engine.generate(prompts[0], policy=policy, max_new_tokens=NEW, streamer=Notes(), **GREEDY)
+        prompt_seen = ["token"]
+        assert order[:5] == [*prompt_seen, "token", "piece", "token", "piece"] and order[-1] == "end"
+
+
 def call_of(engine: Engine, prompt: Prompt, policy: Any) -> Callable[[], Any]:
     return lambda: engine.generate(prompt, policy=policy, max_new_tokens=NEW, **GREEDY)
 
