@@ -52,6 +52,7 @@ _mount("ablations", "eval.ablations", "What each part of the method is worth.")
 _mount("learning", "eval.learning", "Closeness against the number of calls that were learned from.")
 _mount("offsets", "eval.offset_study", "How much of the true offsets each estimator explains.")
 _mount("near", "eval.near", "Closeness of nearly equal texts.")
+_mount("verified", "eval.verified", "Verified answers against dense ones, and what healing is worth.")
 _mount("train-small", "eval.train_small", "Train a small model of another family.")
 _mount("page", "eval.report", "Make the HTML page again from a results file.")
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from kvcomm.hf.reply import Reply as Reply
     from kvcomm.hf.template import Slot as Slot
     from kvcomm.hf.template import System as System
+    from kvcomm.reuse.healing import Healed as Healed
+    from kvcomm.reuse.healing import Verified as Verified
     from kvcomm.reuse.policy import Balanced as Balanced
     from kvcomm.reuse.policy import Dense as Dense
     from kvcomm.reuse.policy import Exact as Exact
@@ -31,6 +33,7 @@ _HOMES = {
     "Engine": "kvcomm.hf.engine",
     "Exact": "kvcomm.reuse.policy",
     "Fast": "kvcomm.reuse.policy",
+    "Healed": "kvcomm.reuse.healing",
     "InvalidInput": "kvcomm.errors",
     "KVCommError": "kvcomm.errors",
     "Reply": "kvcomm.hf.reply",
@@ -39,6 +42,7 @@ _HOMES = {
     "Slot": "kvcomm.hf.template",
     "System": "kvcomm.hf.template",
     "UnsupportedModel": "kvcomm.errors",
+    "Verified": "kvcomm.reuse.healing",
 }
 __all__ = sorted([*_HOMES, "__version__"])  # noqa: PLE0605
 

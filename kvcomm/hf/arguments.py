@@ -119,6 +119,7 @@ class Settings:
         whole: whether generate's own first forward must see the whole prompt.
         ends: ids at which generate ends a row, which it then fills up with ``pad``.
         pad: the id that rows are filled up with; 0 where nothing says which.
+        every: all settings in force, the model's own config's among them.
     """
 
     arguments: dict[str, Any]
@@ -128,6 +129,7 @@ class Settings:
     whole: bool
     ends: frozenset[int]
     pad: int
+    every: Mapping[str, Any]
 
 
 def settle(
@@ -181,7 +183,7 @@ def settle(
     ends = _ids(every.get("eos_token_id"))
     pad = next(iter(_ids(every.get("pad_token_id")) + ends), 0)
     arguments = {k: v for k, v in asked.items() if k not in ("max_new_tokens", "stopping_criteria", *METADATA)}
-    return Settings(arguments, every.get("max_new_tokens"), copies, returned, whole, frozenset(ends), pad)
+    return Settings(arguments, every.get("max_new_tokens"), copies, returned, whole, frozenset(ends), pad, every)
 
 
 def _count(settings: Mapping[str, Any], name: str) -> int:

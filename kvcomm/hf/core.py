@@ -21,6 +21,7 @@ from kvcomm.hf.support import cache_argument
 from kvcomm.hf.texts import PlainTexts
 from kvcomm.hf.turns import turn
 from kvcomm.reuse.backend import KVBuffer
+from kvcomm.reuse.healing import planning
 from kvcomm.reuse.plan import Plan
 from kvcomm.reuse.policy import Balanced, Dense, Exact, Policy, Reuse
 from kvcomm.reuse.prompt import Prompt
@@ -118,6 +119,11 @@ class Core:
             raise InvalidInput(f"the prompt is {type(prompt).__name__}; make one with agent.prompt(slot=...)")
         if isinstance(chosen, type) or not callable(getattr(chosen, "plan", None)):
             raise InvalidInput(f"policy is {chosen!r}; pass a value such as Exact() or Balanced()")
+        if planning(chosen) is not chosen:
+            raise InvalidInput(
+                f"{type(chosen).__name__}() works while an answer is generated; call engine.generate, or prefill with "
+                f"policy={type(planning(chosen)).__name__}()"
+            )
         if room < 0:
             raise InvalidInput(f"room is {room}; give 0 or more tokens")
         self._check(prompt.token_ids, len(prompt) + room)
@@ -177,7 +183,8 @@ class Core:
 
     def _learn_from(self, plan: Plan, buffer: KVBuffer, reply: Segment, label: str, policy: Policy) -> int:
         """Observe offsets for the engine's policy, and keep what a call under ``policy`` can be served from again."""
-        observed = observe(self.book, self.backend, buffer, plan, self.pool, self.policy) if self._teaches else 0
+        teaches = self._teaches
+        observed = observe(self.book, self.backend, buffer, plan, self.pool, planning(self.policy)) if teaches else 0
         keep(self.pool, self.backend, buffer, plan, every_exact=isinstance(policy, Exact))
         if label:
             keep_reply(self.pool, self.backend, buffer, plan, reply, label)

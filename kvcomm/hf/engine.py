@@ -17,6 +17,7 @@ from kvcomm.hf.asynchronous import in_thread
 from kvcomm.hf.chat import Tool, chat
 from kvcomm.hf.chat_text import Message
 from kvcomm.hf.core import Core
+from kvcomm.hf.exactness import force_healing
 from kvcomm.hf.forget import Conversation, Forgotten, forget
 from kvcomm.hf.generation import Call, generate
 from kvcomm.hf.reply import Reply
@@ -24,6 +25,7 @@ from kvcomm.hf.template import Template, TemplatePart
 from kvcomm.hf.turns import turn
 from kvcomm.keys import Recipe
 from kvcomm.reuse.backend import KVBuffer
+from kvcomm.reuse.healing import Healed, planning
 from kvcomm.reuse.plan import Plan
 from kvcomm.reuse.policy import Exact, Policy
 from kvcomm.reuse.prompt import Prompt
@@ -181,14 +183,15 @@ class Engine(Core):
     ) -> tuple[torch.Tensor, Plan]:
         """Teacher-force an answer: the logits with which the model, reusing as planned, would have chosen each token.
 
-        Bases are kept as a generated answer's would be, if the engine learns.
+        Bases are kept as a generated answer's would be, if the engine learns. Under ``Healed()`` the cache is made
+        exact on the way, as it is in generation.
 
         Returns:
             logits [len(answer), vocabulary], float32, and the plan that was carried out.
 
         Raises:
             InvalidInput: the answer is empty, or with it the prompt crosses the length at which LongRoPE changes its
-                frequencies; otherwise as prefill.
+                frequencies; the policy is ``Verified()``, whose answer is the dense one; otherwise as prefill.
         """
         if not len(answer):
             raise InvalidInput("the answer has 0 tokens; there is nothing to force")
@@ -199,13 +202,18 @@ class Engine(Core):
                 f"a prompt of {len(prompt)} and an answer of {len(answer)} tokens cross the length of "
                 f"{self.backend.spec.rope.switch_length} at which LongRoPE changes its frequencies; shorten the answer"
             )
-        prefilled = self.prefill(prompt, room=len(answer), policy=policy)
+        chosen = policy or self.policy
+        heals = isinstance(chosen, Healed)
+        prefilled = self.prefill(prompt, room=len(answer), policy=planning(chosen) if heals else chosen)
         plan, buffer = prefilled.plan, prefilled.buffer
-        start = buffer.length
+        taught, start = plan, buffer.length
         with turn(self.model, self.backend.spec):
-            logits = self.backend.forward(buffer, token_ids[start:], range(start, len(token_ids)), len(answer) + 1)
+            if isinstance(chosen, Healed) and plan.exact_until < len(prompt):
+                logits, taught = force_healing(self.backend, prefilled, answer.token_ids, chosen.piece)
+            else:
+                logits = self.backend.forward(buffer, token_ids[start:], range(start, len(token_ids)), len(answer) + 1)
         if self.learn and not self._crosses(len(prompt)):
-            self._learn_from(plan, buffer, answer, label, policy or self.policy)
+            self._learn_from(taught, buffer, answer, label, planning(chosen))
         return logits[:-1].float(), plan
 
     def study(self, prompt: Prompt, answer: Segment | None = None, label: str = "") -> int:
@@ -227,7 +235,7 @@ class Engine(Core):
         with turn(self.model, self.backend.spec):
             plan, buffer = prepare(self.backend, plan, Exact(), self.book, len(reply))
         self._finish(buffer, token_ids)
-        return self._learn_from(plan, buffer, reply, label, self.policy)
+        return self._learn_from(plan, buffer, reply, label, planning(self.policy))
 
     def isolate(self, segments: Sequence[Segment], behind: Segment | None = None) -> int:
         """Compute bases of texts known before they are needed, each alone behind a short neutral prefix.

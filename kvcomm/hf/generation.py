@@ -15,14 +15,16 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from kvcomm.errors import InvalidInput
 from kvcomm.hf.arguments import DEFAULT_NEW_TOKENS, Settings, settle, stop_tokens
 from kvcomm.hf.batch import Rows
-from kvcomm.hf.reply import Prefilled, Reply, Usage
+from kvcomm.hf.exactness import HealedOne, VerifiedOne, check_exactness, exactly
+from kvcomm.hf.reply import Exactness, Prefilled, Reply, Usage
 from kvcomm.hf.stopping import Cancellation, Clock
 from kvcomm.hf.support import cache_argument
 from kvcomm.hf.template import check_label
 from kvcomm.hf.turns import turn
 from kvcomm.reuse.backend import KVBuffer
+from kvcomm.reuse.healing import Healed, Verified, planning
 from kvcomm.reuse.plan import Plan
-from kvcomm.reuse.policy import Policy
+from kvcomm.reuse.policy import Exact, Policy
 from kvcomm.reuse.prompt import Prompt
 from kvcomm.types import Segment
 
@@ -51,14 +53,15 @@ def generate(engine: Core, call: Call) -> list[Reply]:
     began = time.perf_counter() if call.started is None else call.started
     Cancellation.check(call.stopping_criteria)
     policy = call.policy if call.policy is not None else engine.policy
-    settings = settle(engine.model, engine.tokenizer, call.options, policy, len(call.prompts))
+    settings = settle(engine.model, engine.tokenizer, call.options, planning(policy), len(call.prompts))
+    check_exactness(policy, settings, len(call.prompts))
     with turn(engine.model, engine.backend.spec), _ended_on_failure(settings.arguments.get("streamer")):
         new_tokens = _new_tokens(engine, call, settings)
         one = len(call.prompts) == 1 and (settings.copies == 1 or settings.whole)
-        ready = _single(engine, call, new_tokens) if one else _rows(engine, call, settings, new_tokens)
+        ready = _single(engine, call, settings, new_tokens) if one else _rows(engine, call, settings, new_tokens)
         prepared = time.perf_counter()
         clock = Clock()
-        stopping = StoppingCriteriaList([*call.stopping_criteria, clock])
+        stopping = StoppingCriteriaList([*call.stopping_criteria, clock, *ready.criteria])
         Cancellation.check(call.stopping_criteria)
         model_generate: Any = engine.model.generate
         handed = {**settings.arguments, **ready.generate_kwargs(), "max_new_tokens": new_tokens}
@@ -66,15 +69,16 @@ def generate(engine: Core, call: Call) -> list[Reply]:
             output = model_generate(**handed, stopping_criteria=stopping)
         Cancellation.check(call.stopping_criteria)
         finished = time.perf_counter()
-        first = clock.first or finished
+        first = ready.first or clock.first or finished
         answers = _answers(output, settings, max(map(len, call.prompts)), len(call.prompts))
         stops = stop_tokens(engine.model, engine.tokenizer, call.options)
         segments = [Segment(_until(rows[0], stops)) for rows in answers]
         learned = [time.perf_counter()]
         buffers = ready.take_back([len(segment) for segment in segments])
-        for n, (plan, buffer) in enumerate(zip(ready.plans, buffers, strict=True)):
+        plans = ready.learnable([rows[0] for rows in answers]) if engine.learn else ready.plans
+        for n, (plan, buffer) in enumerate(zip(plans, buffers, strict=True)):
             if engine.learn and buffer is not None:
-                _learn(engine, plan, buffer, segments[n], call.labels[n], policy)
+                _learn(engine, plan, buffer, segments[n], call.labels[n], planning(policy))
             learned.append(time.perf_counter())
     replies = [
         Reply(
@@ -90,6 +94,7 @@ def generate(engine: Core, call: Call) -> list[Reply]:
             usage=Usage.of(plan.counts, sum(map(len, rows))),
             plan=plan.spending((first - prepared) / len(answers), range(ready.tails[n], len(plan.prompt))).without_kv(),
             pool_version=engine.version,
+            exactness=ready.report(began, clock) if isinstance(policy, Healed | Verified) else None,
         )
         for n, (plan, rows) in enumerate(zip(ready.plans, answers, strict=True))
     ]
@@ -136,6 +141,8 @@ class _One:
 
     prefilled: Prefilled
     tail: int
+    criteria: Sequence[StoppingCriteria] = ()
+    first: float | None = None
 
     @property
     def plans(self) -> list[Plan]:
@@ -151,6 +158,13 @@ class _One:
     def take_back(self, replies: Sequence[int]) -> list[KVBuffer | None]:
         return [self.prefilled.buffer if self.prefilled.take_back() else None]
 
+    def learnable(self, answers: Sequence[Sequence[int]]) -> list[Plan]:
+        return self.plans
+
+    def report(self, began: float, clock: Clock) -> Exactness:
+        """Of a call in which nothing was approximate."""
+        return Exactness(0, 0.0, 0, 0, tuple(t - began for t in clock.times), 0)
+
 
 @dataclass(frozen=True)
 class _Many:
@@ -160,6 +174,8 @@ class _Many:
     plans: list[Plan]
     cache_name: str
     pad: int
+    criteria: Sequence[StoppingCriteria] = ()
+    first: float | None = None
 
     @property
     def tails(self) -> list[int]:
@@ -171,10 +187,22 @@ class _Many:
     def take_back(self, replies: Sequence[int]) -> Sequence[KVBuffer | None]:
         return self.rows.take_back(replies)
 
+    def learnable(self, answers: Sequence[Sequence[int]]) -> list[Plan]:
+        return self.plans
 
-def _single(engine: Core, call: Call, new_tokens: int) -> _One:
-    prefilled = engine.prefill(call.prompts[0], room=new_tokens, policy=call.policy)
-    return _One(prefilled, prefilled.buffer.length)
+    def report(self, began: float, clock: Clock) -> None:
+        return None  # policies that heal take one row
+
+
+def _single(engine: Core, call: Call, settings: Settings, new_tokens: int) -> _One | HealedOne | VerifiedOne:
+    policy = call.policy if call.policy is not None else engine.policy
+    prompt, heals = call.prompts[0], isinstance(policy, Healed | Verified)
+    planner = planning(policy)
+    if heals and engine._crosses(len(prompt) + new_tokens):
+        planner = Exact()  # LongRoPE may turn its frequencies over on the way, and healing would compute across that
+    prefilled = engine.prefill(prompt, room=new_tokens, policy=planner)
+    going_on = exactly(engine.backend, policy, prefilled, settings, engine.tokenizer) if heals else None
+    return going_on or _One(prefilled, prefilled.buffer.length)
 
 
 def _rows(engine: Core, call: Call, settings: Settings, new_tokens: int) -> _Many:

@@ -38,6 +38,28 @@ class Usage:
         )
 
 
+@dataclass(frozen=True)
+class Exactness:
+    """How a call's cache became exact, and when its tokens were final.
+
+    Attributes:
+        healed_tokens: computed again, over exact KV; 0 where nothing was reused approximately.
+        exact_s: seconds from the call until all of the cache was exact; None where the answer ended before.
+        drafts: tokens handed out before they were final.
+        taken_back: of these, those that did not stand.
+        final_s: for each token of the answer the seconds from the call until it was final.
+        ties: final greedy tokens beside which another's score lay closer than 1e-4; a dense run may choose that one.
+            Counted where there were drafts.
+    """
+
+    healed_tokens: int
+    exact_s: float | None
+    drafts: int
+    taken_back: int
+    final_s: tuple[float, ...]
+    ties: int
+
+
 @dataclass(frozen=True, repr=False)
 class Reply:
     """An agent's answer. Filling another agent's slot with it hands over its token ids, and with them its KV.
@@ -50,13 +72,15 @@ class Reply:
         token_ids: of the first sequence as generated, an end-of-text token included.
         segment: the ids without end-of-text tokens, the answer's identity.
         output: what model.generate returned, for those who asked it for scores; one for all prompts of a batch.
-        ttft_s: seconds from the call, text in hand, to the first token, every cost inside.
+        ttft_s: seconds from the call, text in hand, to the first token, every cost inside; under ``Verified()`` to the
+            first draft.
         prefill_s: the part of ttft_s before model.generate: tokenising, planning, splicing, recomputing.
         wall_s: seconds to the last token.
         learn_s: seconds spent afterwards on keeping bases and learning offsets.
         usage: completion tokens are those of all sequences.
         plan: what was done with each part of the prompt, why, and in what time; it holds no KV.
         pool_version: changes whenever bases or offsets that later calls could use do.
+        exactness: under ``Healed()`` and ``Verified()``, when the cache and each token were exact; else None.
     """
 
     text: str
@@ -71,6 +95,7 @@ class Reply:
     usage: Usage
     plan: Plan
     pool_version: str
+    exactness: Exactness | None = None
 
     def __str__(self) -> str:
         return self.text

@@ -16,14 +16,22 @@ class Cancelled(Exception):
 
 
 class Clock(StoppingCriteria):
-    """Notes when the first token is out; stops nothing."""
+    """Notes when each token is out; stops nothing.
+
+    Attributes:
+        times: ``time.perf_counter()`` at each token of the answer, of all rows together.
+    """
 
     def __init__(self) -> None:
-        self.first: float | None = None
+        self.times: list[float] = []
+
+    @property
+    def first(self) -> float | None:
+        """When the first token was out, if one was."""
+        return self.times[0] if self.times else None
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs: Any) -> torch.BoolTensor:
-        if self.first is None:
-            self.first = time.perf_counter()
+        self.times.append(time.perf_counter())
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)  # type: ignore[return-value]
 
 

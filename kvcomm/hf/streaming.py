@@ -11,6 +11,7 @@ from transformers import TextIteratorStreamer
 from kvcomm.errors import InvalidInput
 from kvcomm.hf.chat import Tool
 from kvcomm.hf.chat_text import Message
+from kvcomm.hf.events import Event, EventStreamer
 from kvcomm.hf.reply import Reply
 from kvcomm.hf.stopping import Cancellation
 
@@ -24,6 +25,7 @@ def stream_chat(
     """As Engine.chat, from a thread of its own: yields the text in pieces and returns the reply.
 
     Who closes the generator before its end stops the generation at its next token; nothing of the call is kept then.
+    Under ``Verified()`` the pieces are final text; ``chat_events`` yields drafts too.
 
     Args:
         options: of Engine.chat; ``streamer`` is taken.
@@ -31,10 +33,26 @@ def stream_chat(
     Raises:
         InvalidInput: with the first piece, as Engine.chat.
     """
+    streamer: Any = TextIteratorStreamer(engine.tokenizer, skip_prompt=True, skip_special_tokens=True)
+    pieces: Generator[str, None, Reply] = _streamed(engine, messages, tools, streamer, options)
+    return pieces
+
+
+def chat_events(
+    engine: Engine, messages: Sequence[Message], tools: Sequence[Tool] | None = None, **options: Any
+) -> Generator[Event, None, Reply]:
+    """As stream_chat, but yields what happens to the answer: drafts, final tokens, drafts taken back."""
+    pieces: Generator[Event, None, Reply] = _streamed(engine, messages, tools, EventStreamer(engine.tokenizer), options)
+    return pieces
+
+
+def _streamed(
+    engine: Engine, messages: Sequence[Message], tools: Sequence[Tool] | None, streamer: Any, options: dict[str, Any]
+) -> Generator[Any, None, Reply]:
+    """What ``streamer`` yields of a chat in another thread, but empty pieces; returns the reply."""
     if options.get("streamer") is not None:
         raise InvalidInput("streamer=... and pieces both read the answer; pass the streamer to engine.chat instead")
     options.pop("streamer", None)
-    streamer: Any = TextIteratorStreamer(engine.tokenizer, skip_prompt=True, skip_special_tokens=True)
     stop = Cancellation()
     criteria = (*(options.pop("stopping_criteria", None) or ()), stop)
 

@@ -94,6 +94,7 @@ class Plan:
         extra_tokens: work spent on choosing what to recompute, in tokens run through all layers.
         seconds: for each part its share, by tokens, of the time that the splice and the passes over its tokens took;
             host time, and empty before the plan was carried out.
+        healed_until: position up to which all was computed once more over exact KV (kvcomm.reuse.healing).
     """
 
     prompt: Prompt
@@ -101,6 +102,7 @@ class Plan:
     why: str
     extra_tokens: float = 0.0
     seconds: tuple[float, ...] = ()
+    healed_until: int = 0
 
     def spending(self, seconds: float, positions: Sequence[int]) -> Plan:
         """This plan with ``seconds`` spent on computing ``positions`` (increasing), shared out by tokens."""
@@ -156,7 +158,7 @@ class Plan:
         """Position up to which every token's KV is exact once the plan has run."""
         for part in self.parts:
             if part.action == "approximate" and len(part.computed) < part.stop - part.start:
-                return part.start
+                return max(part.start, self.healed_until)
         return len(self.prompt)
 
     def __str__(self) -> str:

@@ -87,8 +87,8 @@ def keep(pool: BasePool, backend: ModelBackend, buffer: KVBuffer, plan: Plan, ev
         if not len(segment) or part.action == "exact":
             continue
         exact = part.stop <= plan.exact_until
-        wanted = part.action == "new" and not pool.bases(segment)
-        grown = plan.prompt.grows and not part.settled
+        wanted = (part.action == "new" or exact) and not pool.bases(segment)
+        grown = plan.prompt.grows and (exact or not part.settled)
         if wanted or grown or (exact and (index == 0 or every_exact)):
             recipe = Recipe("prompt", part.part.label, plan.prompt.preceding[index], exact)
             added += pool.put(segment, recipe, cut(buffer, backend.spec, part.start, part.stop))
@@ -113,6 +113,8 @@ def observe(
 ) -> int:
     """Learn offsets from the exact KV of a call: each computed part against the base that reuse would have taken.
 
+    A part that was reused and then healed counts as computed.
+
     Returns:
         how many observations were learned.
     """
@@ -121,7 +123,7 @@ def observe(
     seen = []
     for index, part in enumerate(plan.parts):
         base = policy.choose(pool.bases(part.part.segment))
-        if part.action != "new" or part.stop > plan.exact_until or base is None:
+        if part.action == "exact" or part.stop > plan.exact_until or base is None:
             continue
         if base.recipe.exact and base.recipe.preceding == plan.prompt.preceding[index]:
             continue
