@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from kvcomm.errors import InvalidInput, StoreUnavailable
+from kvcomm.keys import CacheKey
 from kvcomm.serve.core import Core
 from kvcomm.serve.value import Value
 from kvcomm.store.base import Deadline
 from kvcomm.transfer.auth import Grant
 from kvcomm.transfer.frame import Kind, Preamble
+from kvcomm.transfer.names import MAX_KEY_CHARS, read_fingerprint, read_key
 from kvcomm.transfer.schema import Members
 from kvcomm.transfer.wire import Wire
-from kvcomm.types import Namespace
+from kvcomm.types import ModelFingerprint, Namespace
 
 MAX_LEASES = 8
 
@@ -83,6 +85,14 @@ class Call:
     def namespace(self) -> Namespace:
         """The token's."""
         return Namespace(self.grant.namespace)
+
+    def key(self) -> CacheKey:
+        """The key that is asked about."""
+        return read_key(self.asked.text("key", MAX_KEY_CHARS), self.namespace)
+
+    def fingerprint(self) -> ModelFingerprint:
+        """The model that is asked about."""
+        return read_fingerprint(self.asked.text("fingerprint"))
 
     def left_s(self) -> float:
         """Seconds left, as a store's deadline."""

@@ -9,7 +9,7 @@ from kvcomm.serve.call import Call
 from kvcomm.serve.value import Value
 from kvcomm.store.base import MAX_LEASE_S
 from kvcomm.transfer.frame import Kind, pack
-from kvcomm.transfer.names import MAX_NBYTES, left_ms, listing_lines, read_fingerprint, read_key
+from kvcomm.transfer.names import MAX_NBYTES, left_ms, listing_lines
 
 _LEASE_MS = int(MAX_LEASE_S * 1000)
 
@@ -17,7 +17,7 @@ _LEASE_MS = int(MAX_LEASE_S * 1000)
 def open_entry(call: Call) -> None:
     """Pin an entry; the answer carries its bytes before the first layer."""
     key, lease_ms = (
-        read_key(call.asked.members("key"), call.namespace),
+        call.key(),
         call.asked.integer("lease_ms", 1, _LEASE_MS),
     )
     call.no_payload()
@@ -59,7 +59,7 @@ def release(call: Call) -> None:
 
 def suspect(call: Call) -> None:
     """A client got bytes of an entry that fail their check: read it here, so that a bad one is set aside."""
-    key = read_key(call.asked.members("key"), call.namespace)
+    key = call.key()
     call.no_payload()
     bad = False
     with call.core.admission.slot():
@@ -75,7 +75,7 @@ def suspect(call: Call) -> None:
 
 def contains(call: Call) -> None:
     """Whether an entry is held."""
-    key = read_key(call.asked.members("key"), call.namespace)
+    key = call.key()
     call.no_payload()
     with call.core.admission.slot():
         call.answer({"found": call.core.store.contains(key, deadline_s=call.left_s())})
@@ -83,8 +83,7 @@ def contains(call: Call) -> None:
 
 def entries(call: Call) -> None:
     """List what is held, in pages."""
-    wanted = call.asked.members("fingerprint") if call.asked.truth("chosen") else None
-    fingerprint = None if wanted is None else read_fingerprint(wanted)
+    fingerprint = call.fingerprint() if call.asked.truth("chosen") else None
     call.no_payload()
     with call.core.admission.slot():
         call.answer_pages({"now_s": time.time()}, listing_lines(call.core.store.entries(call.namespace, fingerprint)))
@@ -105,7 +104,7 @@ def stats(call: Call) -> None:
 
 def blob_read(call: Call) -> None:
     """A named blob, in pages."""
-    model, name = read_fingerprint(call.asked.members("fingerprint")), call.asked.text("name", 64)
+    model, name = call.fingerprint(), call.asked.text("name", 64)
     call.no_payload()
     with call.core.admission.slot():
         found = call.core.store.blobs.read((call.namespace, model), name)
@@ -116,7 +115,7 @@ def blob_read(call: Call) -> None:
 
 def blob_names(call: Call) -> None:
     """Names of the blobs held."""
-    model = read_fingerprint(call.asked.members("fingerprint"))
+    model = call.fingerprint()
     call.no_payload()
     with call.core.admission.slot():
         call.answer({"names": sorted(call.core.store.blobs.names((call.namespace, model)))})

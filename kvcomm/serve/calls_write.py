@@ -11,7 +11,7 @@ from kvcomm.serve.call import Call
 from kvcomm.serve.uploads import PART_BYTES
 from kvcomm.store.base import MAX_GROUP_CHARS, MAX_LEASE_S, Receipt
 from kvcomm.store.codec import entry_view
-from kvcomm.transfer.names import MAX_NBYTES, read_fingerprint, read_key
+from kvcomm.transfer.names import MAX_NBYTES
 
 _LEASE_MS = int(MAX_LEASE_S * 1000)
 _MAX_MS = 2**53
@@ -28,7 +28,7 @@ def begin(call: Call) -> None:
     """Reserve room for a value that comes in parts; tells which parts are here already."""
     name, nbytes = call.asked.digest("upload", 32), call.asked.integer("nbytes", 1, MAX_NBYTES)
     lease_ms = call.asked.integer("lease_ms", 1, _LEASE_MS)
-    key = read_key(call.asked.members("key"), call.namespace) if call.asked.truth("entry") else None
+    key = call.key() if call.asked.truth("entry") else None
     call.no_payload()
     with call.core.admission.slot():
         if key is not None and call.core.store.contains(key, deadline_s=call.left_s()):
@@ -66,7 +66,7 @@ def abort(call: Call) -> None:
 def blob_write(call: Call) -> None:
     """Replace a blob by an upload, if it still is what the caller has read."""
     name, old = call.asked.digest("upload", 32), call.asked.text("old", 64)
-    model, blob = read_fingerprint(call.asked.members("fingerprint")), call.asked.text("name", 64)
+    model, blob = call.fingerprint(), call.asked.text("name", 64)
     call.no_payload()
     data = bytes(_whole(call, name))
     same = True
@@ -89,7 +89,7 @@ def blob_write(call: Call) -> None:
 
 def blob_delete(call: Call) -> None:
     """Forget a blob."""
-    model, name = read_fingerprint(call.asked.members("fingerprint")), call.asked.text("name", 64)
+    model, name = call.fingerprint(), call.asked.text("name", 64)
     call.no_payload()
     with call.core.admission.slot():
         call.answer({"found": call.core.store.blobs.delete((call.namespace, model), name)})
@@ -97,7 +97,7 @@ def blob_delete(call: Call) -> None:
 
 def delete(call: Call) -> None:
     """Forget an entry."""
-    key = read_key(call.asked.members("key"), call.namespace)
+    key = call.key()
     call.no_payload()
     with call.core.admission.slot():
         call.answer({"found": call.core.store.delete(key, deadline_s=call.left_s())})
@@ -126,7 +126,7 @@ def delete_namespace(call: Call) -> None:
 def touch(call: Call) -> None:
     """Count a use, and perhaps renew a time to live."""
     key, ttl = (
-        read_key(call.asked.members("key"), call.namespace),
+        call.key(),
         call.asked.optional_integer("ttl_ms", 1, _MAX_MS),
     )
     call.no_payload()
@@ -145,7 +145,7 @@ def flush(call: Call) -> None:
 
 def claim(call: Call) -> None:
     """Be the one who computes a missing key, or wait for the one who is."""
-    key = read_key(call.asked.members("key"), call.namespace)
+    key = call.key()
     lease_ms = call.asked.integer("lease_ms", 1, _LEASE_MS)
     call.no_payload()
     holder = None
@@ -158,7 +158,7 @@ def claim(call: Call) -> None:
 
 def unclaim(call: Call) -> None:
     """Give a claim back without having put the key."""
-    key, holder = read_key(call.asked.members("key"), call.namespace), call.asked.digest("holder", 32)
+    key, holder = call.key(), call.asked.digest("holder", 32)
     call.no_payload()
     call.answer({"found": call.core.claims.give_back(key.digest, holder)})
 

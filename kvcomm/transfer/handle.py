@@ -16,7 +16,7 @@ from kvcomm.store.base import Deadline, Handle
 from kvcomm.store.codec import EntryReader
 from kvcomm.transfer.client import Client, Connection
 from kvcomm.transfer.frame import Kind
-from kvcomm.transfer.names import MAX_NBYTES, key_members
+from kvcomm.transfer.names import MAX_NBYTES, key_text
 from kvcomm.types import SegmentKV
 
 _DRAIN_BYTES = 4 << 20
@@ -164,7 +164,7 @@ def open_entry(
     client: Client, key: CacheKey, lease_s: float, deadline: Deadline, on_corrupt: OnCorrupt
 ) -> RemoteHandle | None:
     """Pin an entry of the service, or None. Raises as ``Store.get``."""
-    request = {"call": "open", "key": key_members(key), "lease_ms": max(1, int(lease_s * 1000))}
+    request = {"call": "open", "key": key_text(key), "lease_ms": max(1, int(lease_s * 1000))}
 
     def work(connection: Connection) -> RemoteHandle | None:
         answer = connection.ask(request, deadline)

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields
+from functools import lru_cache
 
 from kvcomm.errors import InvalidInput, ProtocolError
 from kvcomm.keys import CacheKey, Origin, Recipe
@@ -18,16 +19,20 @@ from kvcomm.types import ModelFingerprint, Namespace
 _TEXTS = ("architecture", "weights", "rope", "dtype", "adapter", "tokenizer")
 _ORIGINS: dict[str, Origin] = {"prompt": "prompt", "decode": "decode", "isolated": "isolated"}
 MAX_NBYTES = 2**40
+MAX_KEY_CHARS = 32768
 PAGE_BYTES = 256 << 10
 
 
-def fingerprint_members(fingerprint: ModelFingerprint) -> dict[str, object]:
-    """A fingerprint's nine fields."""
-    return {f.name: getattr(fingerprint, f.name) for f in fields(fingerprint)}
+@lru_cache(maxsize=256)
+def fingerprint_text(fingerprint: ModelFingerprint) -> str:
+    """A fingerprint's nine fields as JSON text."""
+    return _json({f.name: getattr(fingerprint, f.name) for f in fields(fingerprint)})
 
 
-def read_fingerprint(found: Members) -> ModelFingerprint:
-    """What ``fingerprint_members`` made. Raises ProtocolError."""
+@lru_cache(maxsize=256)
+def read_fingerprint(text: str) -> ModelFingerprint:
+    """What ``fingerprint_text`` made. Raises ProtocolError."""
+    found = _members(text, "fingerprint")
     architecture, weights, rope, dtype, adapter, tokenizer = (found.text(name, 512) for name in _TEXTS)
     layers, heads = found.integer("n_layers", 1, MAX_LAYERS), found.integer("n_kv_heads", 1, MAX_WIDTH)
     width = found.integer("head_dim", 1, MAX_WIDTH)
@@ -40,16 +45,19 @@ def read_fingerprint(found: Members) -> ModelFingerprint:
     return model
 
 
-def key_members(key: CacheKey) -> dict[str, object]:
-    """A key without its namespace."""
-    return {
-        "fingerprint": fingerprint_members(key.fingerprint), "content": key.content, "recipe": asdict(key.recipe),
-    }  # fmt: skip
+@lru_cache(maxsize=4096)
+def key_text(key: CacheKey) -> str:
+    """A key without its namespace as JSON text. One text is one key, so that both sides need to parse it once only."""
+    return _json(
+        {"fingerprint": fingerprint_text(key.fingerprint), "content": key.content, "recipe": asdict(key.recipe)}
+    )
 
 
-def read_key(found: Members, namespace: Namespace) -> CacheKey:
-    """What ``key_members`` made, in ``namespace``. Raises ProtocolError."""
-    model, content = read_fingerprint(found.members("fingerprint")), found.digest("content")
+@lru_cache(maxsize=4096)
+def read_key(text: str, namespace: Namespace) -> CacheKey:
+    """What ``key_text`` made, in ``namespace``. Raises ProtocolError."""
+    found = _members(text, "key")
+    model, content = read_fingerprint(found.text("fingerprint")), found.digest("content")
     how = found.members("recipe")
     found.end()
     origin = _ORIGINS.get(how.text("origin", 16))
@@ -76,7 +84,7 @@ def listing_lines(listings: Iterable[Listing]) -> Iterator[bytes]:
     for entry in listings:
         kept = entry.attributes
         line = {
-            **key_members(entry.key), "tokens": entry.tokens, "nbytes": entry.nbytes, "encoding": entry.encoding,
+            "key": key_text(entry.key), "tokens": entry.tokens, "nbytes": entry.nbytes, "encoding": entry.encoding,
             "priority": int(kept.priority), "group": kept.group, "ttl_s": kept.ttl_s, "created_s": entry.created_s,
             "expires_s": entry.expires_s,
         }  # fmt: skip
@@ -107,11 +115,25 @@ def _is_object(item: object) -> bool:
 
 
 def _listing(found: Members, namespace: Namespace, ahead_s: float) -> Listing:
-    key = {name: found.take(name) for name in ("fingerprint", "content", "recipe")}
+    key = read_key(found.text("key", MAX_KEY_CHARS), namespace)
     tokens, nbytes = found.integer("tokens", 1, MAX_TOKENS), found.integer("nbytes", 0, MAX_NBYTES)
     encoding, priority = found.text("encoding", 16), Priority(found.integer("priority", 0, max(Priority)))
     attributes = Attributes(priority, found.text("group", MAX_GROUP_CHARS), found.optional_number("ttl_s"))
     created, expires = found.number("created_s") + ahead_s, found.optional_number("expires_s")
     found.end()
     ends = None if expires is None else expires + ahead_s
-    return Listing(read_key(Members(key), namespace), tokens, nbytes, encoding, attributes, created, ends)
+    return Listing(key, tokens, nbytes, encoding, attributes, created, ends)
+
+
+def _json(found: dict[str, object]) -> str:
+    return json.dumps(found, separators=(",", ":"))
+
+
+def _members(text: str, what: str) -> Members:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ProtocolError(f"a {what} is no JSON object; the call is refused")
+    return Members(found, what)

@@ -26,7 +26,7 @@ from kvcomm.transfer.address import Address
 from kvcomm.transfer.breaker import Breaker
 from kvcomm.transfer.client import Client
 from kvcomm.transfer.handle import RemoteHandle, open_entry
-from kvcomm.transfer.names import MAX_NBYTES, fingerprint_members, key_members, milliseconds, read_listings
+from kvcomm.transfer.names import MAX_NBYTES, fingerprint_text, key_text, milliseconds, read_listings
 from kvcomm.transfer.remote_blobs import RemoteBlobs
 from kvcomm.transfer.upload import put_entry
 from kvcomm.transfer.watch import Watches
@@ -103,7 +103,7 @@ class RemoteStore(Store):
             StoreUnavailable: the service cannot be asked, or the entry was computed and could not be kept.
         """
         client, deadline = self._client(key.namespace), Deadline(deadline_s)
-        named = {"key": key_members(key)}
+        named = {"key": key_text(key)}
         while True:
             handle = self.get(key, lease_s=lease_s, deadline_s=max(deadline.left(), 0.001))
             if handle is not None:
@@ -142,7 +142,7 @@ class RemoteStore(Store):
     ) -> Iterator[Listing]:
         call: dict[str, object] = {"call": "entries", "chosen": fingerprint is not None}
         if fingerprint is not None:
-            call["fingerprint"] = fingerprint_members(fingerprint)
+            call["fingerprint"] = fingerprint_text(fingerprint)
         for client in self._chosen(namespace):
             answer = client.call(call, Deadline(DEFAULT_DEADLINE_S))
             now_s = answer.header.number("now_s")
@@ -208,11 +208,11 @@ class RemoteStore(Store):
 
     def _found(self, key: CacheKey, call: dict[str, object], deadline_s: float) -> bool:
         client, deadline = self._client(key.namespace), Deadline(deadline_s)
-        return client.call({**call, "key": key_members(key)}, deadline).header.truth("found")
+        return client.call({**call, "key": key_text(key)}, deadline).header.truth("found")
 
     def _suspect(self, key: CacheKey) -> None:
         with suppress(StoreError):
-            self._client(key.namespace).call({"call": "suspect", "key": key_members(key)}, Deadline(5.0))
+            self._client(key.namespace).call({"call": "suspect", "key": key_text(key)}, Deadline(5.0))
 
     @staticmethod
     def _stats(client: Client, deadline: Deadline) -> tuple[StoreStats, bool]:

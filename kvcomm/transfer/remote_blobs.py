@@ -11,7 +11,7 @@ from kvcomm.errors import CorruptEntry
 from kvcomm.store.base import Deadline
 from kvcomm.store.blobs import DEFAULT_DEADLINE_S, Blobs, Owner, check_name
 from kvcomm.transfer.client import Client
-from kvcomm.transfer.names import fingerprint_members
+from kvcomm.transfer.names import fingerprint_text
 from kvcomm.transfer.upload import write_blob
 from kvcomm.types import Namespace
 
@@ -51,7 +51,7 @@ class RemoteBlobs(Blobs):
         self._client(namespace).call({"call": "delete_namespace"}, Deadline(DEFAULT_DEADLINE_S))
 
     def names(self, owner: Owner) -> Iterator[str]:
-        call = {"call": "blob_names", "fingerprint": fingerprint_members(owner[1])}
+        call = {"call": "blob_names", "fingerprint": fingerprint_text(owner[1])}
         answer = self._client(owner[0]).call(call, Deadline(DEFAULT_DEADLINE_S)).header
         return iter(answer.texts("names", 64, 64))
 
@@ -61,4 +61,4 @@ class RemoteBlobs(Blobs):
 
 
 def _named(owner: Owner, name: str) -> dict[str, object]:
-    return {"fingerprint": fingerprint_members(owner[1]), "name": check_name(name)}
+    return {"fingerprint": fingerprint_text(owner[1]), "name": check_name(name)}

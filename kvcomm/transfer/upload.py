@@ -13,7 +13,7 @@ from kvcomm.store.base import Deadline, Entry, Receipt
 from kvcomm.store.codec import EntryWriter
 from kvcomm.transfer.client import Client, Connection
 from kvcomm.transfer.frame import MAX_PART_BYTES
-from kvcomm.transfer.names import MAX_NBYTES, key_members, left_ms
+from kvcomm.transfer.names import MAX_NBYTES, key_text, left_ms
 from kvcomm.transfer.schema import Members
 from kvcomm.transfer.wire import cut
 
@@ -58,7 +58,7 @@ def send_parts(
         "call": "begin", "upload": upload, "nbytes": nbytes, "lease_ms": int(LEASE_S * 1000), "entry": key is not None,
     }  # fmt: skip
     if key is not None:
-        request["key"] = key_members(key)
+        request["key"] = key_text(key)
     begun = connection.ask(request, deadline).header
     held, size, durable = begun.truth("held"), begun.integer("part_bytes", 1, MAX_PART_BYTES), begun.truth("durable")
     if held:
@@ -70,7 +70,7 @@ def send_parts(
             if part in there:
                 continue
             header = {"call": "part", "upload": upload, "part": part}
-            waiting.append(connection.send(header, deadline, cut(buffers, start, size)))
+            waiting.append(connection.send(header, deadline, cut(buffers, start, size), checked=key is None))
             while len(waiting) >= _WINDOW:
                 _taken(connection, waiting.popleft(), deadline)
         while waiting:
