@@ -49,3 +49,7 @@ class ProtocolError(StoreUnavailable):
 
 class AccessDenied(StoreError):
     """The token is missing, unknown, expired or revoked, or lacks the right that the call needs."""
+
+
+class Superseded(StoreError):
+    """A node's epoch is not its present one: it was opened again elsewhere, or what it knew was forgotten."""

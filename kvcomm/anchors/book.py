@@ -129,6 +129,19 @@ class OffsetBook:
             self._learned = learned
             learned.statistics.version = version + 1
 
+    def replace(self, total: Learned) -> None:
+        """Go on from ``total``, to which is added what was learned here since ``take_fresh``; the book keeps it.
+
+        Raises:
+            InvalidInput: the book does not hold apart what it learns.
+        """
+        with self._learning, self._lock:
+            if self._fresh is None:
+                raise InvalidInput("the book does not hold apart what it learns; make it with OffsetBook(learned=...)")
+            total.merge(self._fresh)
+            total.statistics.version = self.statistics.version + 1
+            self._learned = total
+
     @property
     def statistics(self) -> OffsetStatistics:
         """The sums."""

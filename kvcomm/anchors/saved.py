@@ -84,6 +84,8 @@ def restore(data: bytes, fingerprint: ModelFingerprint) -> Learned:
         pairs = [
             Pair(**{k: str(v) for k, v in item.items()}) for item in json.loads(bytes(tensors.pop("pairs").tolist()))
         ]
+        if len(set(pairs)) != len(pairs):
+            raise ValueError("a pair stands in it twice")
         if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values()):
             raise ValueError("it holds numbers that are not finite")
         s = learned.statistics
@@ -100,7 +102,7 @@ def restore(data: bytes, fingerprint: ModelFingerprint) -> Learned:
                 learned.gains[pair] = gain
         if tensors:
             raise ValueError(f"unknown tensors {sorted(tensors)[:5]}")
-    except (SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (SafetensorError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         raise CorruptEntry(f"learned offsets are unreadable ({str(error)[:200]}); they are not used") from error
     return learned
 

@@ -16,7 +16,7 @@ from kvcomm.types import ModelFingerprint, Namespace, Segment, SegmentKV
 
 WATCH_S = 10.0
 _MODEL = ModelFingerprint("health", "", "", "float32", "", "", 1, 1, 4)
-_NAMESPACE = Namespace("kvcomm.health")
+HEALTH_NAMESPACE = Namespace("kvcomm.health")
 
 
 def check_health(store: Store, deadline_s: float) -> float:
@@ -27,7 +27,7 @@ def check_health(store: Store, deadline_s: float) -> float:
     """
     started, deadline = time.perf_counter(), Deadline(deadline_s)
     segment = Segment(tuple(secrets.randbits(32) for _ in range(4)))
-    key = CacheKey.of(_NAMESPACE, _MODEL, segment, Recipe("isolated", "", "health", False))
+    key = CacheKey.of(HEALTH_NAMESPACE, _MODEL, segment, Recipe("isolated", "", "health", False))
     kv = SegmentKV(torch.rand(1, 1, 4, 4), torch.rand(1, 1, 4, 4))
     store.put(key, Entry(segment, kv, Attributes(ttl_s=60.0)), deadline_s=max(deadline.left(), 0.001))
     try:

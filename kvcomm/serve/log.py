@@ -41,3 +41,10 @@ def logged(done: Done) -> None:
         "received": done.received, "sent": done.sent,
     }  # fmt: skip
     log.log(level, "call", extra={"facts": facts})
+
+
+def to_stderr(verbose: bool) -> None:
+    """Send this process's logs to standard error, as JSON lines; every call with ``verbose``."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])

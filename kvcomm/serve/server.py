@@ -74,6 +74,12 @@ class Server:
         with self._lock:
             return self._open
 
+    @property
+    def leases(self) -> int:
+        """Entries that clients have pinned."""
+        with self._lock:
+            return sum(session.leases for session in self._sessions)
+
     def _accept(self, listener: socket.socket) -> None:
         while not self._stopping.is_set():
             try:

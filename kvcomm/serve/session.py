@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 HELLO_S = 5.0
 FRAME_S = 30.0
 IDLE_S = 300.0
+GRANT_S = 2.0
 DEFAULT_DEADLINE_MS = 10_000
 MAX_TOKEN_CHARS = 512
 
@@ -70,6 +71,7 @@ class Session:
         self._leases = Leases()
         self._stopping = threading.Event()
         self._busy = False
+        self._checked = 0.0
 
     def run(self) -> None:
         """Serve; returns when the connection ended, for whatever reason."""
@@ -91,6 +93,11 @@ class Session:
         finally:
             self._leases.close()
             self._wire.close()
+
+    @property
+    def leases(self) -> int:
+        """Entries that are pinned."""
+        return len(self._leases.held)
 
     def stop(self, *, now: bool = False) -> None:
         """End after the call that runs, or in the middle of it."""
@@ -132,8 +139,7 @@ class Session:
             if known is None:
                 raise ProtocolError(f"call {asked!r} is unknown; update the service")
             name = asked
-            if not self._core.holds(grant):
-                raise AccessDenied("the token was revoked or has expired; use another one")
+            self._check_grant(grant)
             if known.right not in grant.rights:
                 raise AccessDenied(f"{asked} needs the right {known.right!r}, which the token has not; use another one")
             known.run(call)
@@ -152,6 +158,14 @@ class Session:
                 Done(name, grant.namespace, call.outcome, seconds, self._wire.received - received,
                      self._wire.sent - sent)
             )  # fmt: skip
+
+    def _check_grant(self, grant: Grant) -> None:
+        """Ask now and then whether the grant still holds; a connection may outlive it by two seconds."""
+        now = time.monotonic()
+        if now - self._checked > GRANT_S:
+            if not self._core.holds(grant):
+                raise AccessDenied("the token was revoked or has expired; use another one")
+            self._checked = now
 
     def _after_error(self, call: Call, error: KVCommError) -> None:
         """Refuse, and read past the payload that nobody took, so that the next call finds its place."""

@@ -12,6 +12,7 @@ from kvcomm.errors import (
     Overloaded,
     ProtocolError,
     StoreUnavailable,
+    Superseded,
 )
 from kvcomm.transfer.schema import Members
 
@@ -24,6 +25,7 @@ _CODES: dict[str, type[KVCommError]] = {
     "denied": AccessDenied,
     "corrupt": CorruptEntry,
     "fingerprint": FingerprintMismatch,
+    "superseded": Superseded,
     "invalid": InvalidInput,
 }
 
