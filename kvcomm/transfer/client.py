@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from kvcomm.errors import AccessDenied, KVCommError, Overloaded, ProtocolError, StoreUnavailable
+from kvcomm.errors import AccessDenied, DeadlineExceeded, KVCommError, Overloaded, ProtocolError, StoreUnavailable
 from kvcomm.store.base import Deadline
 from kvcomm.transfer.address import Address
 from kvcomm.transfer.breaker import Breaker
@@ -165,6 +165,7 @@ class Client:
                 result = work(connection)
             except KVCommError as error:
                 stale = connection is not None and connection.broken and connection.used > 0 and not fresh
+                stale = stale and not isinstance(error, DeadlineExceeded)
                 self._judge(connection, error, stale)
                 if connection is not None:
                     self.give(connection)

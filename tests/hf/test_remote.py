@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from kvcomm import Exact, Slot
 from kvcomm.transfer.remote import RemoteStore
 from tests.hf.engines import GREEDY, answer, engine_of
@@ -46,6 +48,7 @@ def in_a_fresh_process(address: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_second_process_reuses_what_the_first_computed(tmp_path: Path) -> None:
     with ServiceProcess(tmp_path / "kept") as service:
         first, second = in_a_fresh_process(service.address), in_a_fresh_process(service.address)
