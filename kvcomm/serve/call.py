@@ -65,7 +65,7 @@ class Call:
 
     Attributes:
         asked: the header's members, without ``call``; the function reads all of them.
-        taken: whether the payload was received.
+        taken, lost: whether the payload was received, and whether that failed.
         answered: whether the last frame of an answer was begun, after which no refusal can follow.
     """
 
@@ -78,6 +78,7 @@ class Call:
     deadline: Deadline
     stopping: Callable[[], bool]
     taken: bool = False
+    lost: bool = False
     answered: bool = False
     outcome: str = "ok"
 
@@ -100,13 +101,15 @@ class Call:
 
     def payload_into(self, out: memoryview) -> None:
         """Receive the payload, which has just ``out``'s length."""
-        self.taken = True
+        self.taken = self.lost = True
         self.wire.payload_into(self.preamble, out, self.deadline)
+        self.lost = False
 
     def payload(self) -> bytearray:
         """Receive the payload in fresh memory."""
-        self.taken = True
-        return self.wire.payload(self.preamble, self.deadline)
+        data = bytearray(self.preamble.payload_bytes)
+        self.payload_into(memoryview(data))
+        return data
 
     def no_payload(self) -> None:
         """Refuse a payload where none belongs, and members that nobody read."""

@@ -169,7 +169,7 @@ class Session:
 
     def _after_error(self, call: Call, error: KVCommError) -> None:
         """Refuse, and read past the payload that nobody took, so that the next call finds its place."""
-        if call.answered or (call.taken and isinstance(error, ProtocolError)):
+        if call.answered or call.lost:
             raise error
         self._wire.send(Kind.REFUSAL, call.preamble.number, refusal(error), Deadline(1.0))
         left = 0 if call.taken else call.preamble.payload_bytes
@@ -183,5 +183,6 @@ class Session:
     def _refuse(self, number: int, error: KVCommError) -> None:
         try:
             self._wire.send(Kind.REFUSAL, number, refusal(error), Deadline(0.5))
+            self._wire.leave(Deadline(0.5))
         except KVCommError:
             pass

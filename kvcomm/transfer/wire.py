@@ -116,25 +116,38 @@ class Wire:
 
     def fill(self, buffers: Sequence[memoryview], deadline: Deadline) -> None:
         """Receive until all buffers are full."""
-        with _fails("receiving"):
-            for buffer in buffers:
-                at, end = 0, len(buffer)
-                while at < end:
-                    try:
-                        done = self._recv_into(buffer[at:])
-                    except (BlockingIOError, InterruptedError):
-                        self._wait(self._poll_in, deadline, "receiving")
-                        continue
-                    if not done:
-                        raise StoreUnavailable("the other side closed the connection; connect again")
-                    self.received += done
-                    at += done
-                    if at < end and not deadline.left():  # one byte at a time would never make anybody wait
-                        raise deadline.error("receiving from the other side")
+        for buffer in buffers:
+            at, end = 0, len(buffer)
+            while at < end:
+                at += self.fill_some(buffer[at:], deadline)
+                if at < end and not deadline.left():  # one byte at a time would never make anybody wait
+                    raise deadline.error("receiving from the other side")
 
     def idle(self, seconds: float) -> bool:
         """Wait for the next frame's first byte, or the connection's end; whether there is any."""
         return bool(self._poll_in.poll(seconds * 1000))
+
+    def leave(self, deadline: Deadline) -> None:
+        """End sending, and read past up to 1 MiB of what still comes: closed at once, the last words could be lost."""
+        with _fails("leaving"):
+            self._sock.shutdown(socket.SHUT_WR)
+            room = memoryview(bytearray(1 << 16))
+            for _ in range(16):
+                self.fill_some(room, deadline)
+
+    def fill_some(self, buffer: memoryview, deadline: Deadline) -> int:
+        """Receive at least one byte; how many."""
+        with _fails("receiving"):
+            while True:
+                try:
+                    done = self._recv_into(buffer)
+                except (BlockingIOError, InterruptedError):
+                    self._wait(self._poll_in, deadline, "receiving")
+                    continue
+                if not done:
+                    raise StoreUnavailable("the other side closed the connection; connect again")
+                self.received += done
+                return done
 
     def close(self) -> None:
         """Close; never raises."""

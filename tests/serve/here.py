@@ -1,4 +1,4 @@
-"""A service in this process, for tests that look inside; and a proxy that delays, cuts and swallows what it passes on."""
+"""A service in this process, for tests that look inside; and a proxy that cuts, delays and swallows what it passes."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def frame(
     return fixed + struct.pack("<Q", right if head_check is None else head_check) + header + payload
 
 
-def call(name: str, payload: bytes = b"", **members: Any) -> bytes:
+def call(name: str, payload: bytes = b"", /, **members: Any) -> bytes:
     """A well-formed frame that asks for something."""
     return frame(header=json.dumps({"call": name, **members}).encode(), payload=payload)
 
