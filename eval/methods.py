@@ -12,7 +12,7 @@ from kvcomm.anchors.book import OffsetBook
 from kvcomm.errors import InvalidInput
 from kvcomm.keys import Origin
 from kvcomm.reuse.policy import Balanced, Dense, Exact, Fast, Policy, Reuse
-from kvcomm.reuse.select import Attended, Deviation, Leading, PredictedError, Product
+from kvcomm.reuse.select import Attended, Deviation, Leading, PredictedError, Product, SegmentError
 from kvcomm.types import ModelFingerprint
 
 
@@ -39,6 +39,8 @@ class Method:
 
 
 ISOLATED: tuple[tuple[Origin, ...], ...] = (("isolated",),)
+EXPECTED = (PredictedError(), SegmentError())
+"""The error that a token is expected to have, times that of its segment."""
 METHODS: dict[str, Method] = {
     "dense": Method(Dense(), "full prefill"),
     "exact": Method(Exact(), "prefix reuse: the same tokens from position 0"),
@@ -74,13 +76,13 @@ METHODS: dict[str, Method] = {
     ),
     "kvcomm-fast": Method(Fast(), "captured bases and learned offsets, nothing recomputed: Fast()"),
     "kvcomm-predicted": Method(
-        Reuse(select=PredictedError(0.15)), "captured bases, offsets, the 15 % of largest predicted error recomputed"
+        Reuse(select=Product(0.15, EXPECTED)), "captured bases, offsets, the 15 % of largest predicted error recomputed"
     ),
     "kvcomm-attended": Method(
         Reuse(select=Attended(0.20)), "captured bases, offsets, the 20 % that the closing request attends to most"
     ),
     "kvcomm-product": Method(
-        Reuse(select=Product(0.15, (PredictedError(0.15), Attended(0.15)))),
+        Reuse(select=Product(0.15, (*EXPECTED, Attended()))),
         "captured bases, offsets, the 15 % of largest predicted error times attention recomputed",
     ),
     "oracle": Method(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from eval.equal import table
-from eval.methods import ISOLATED, METHODS, Method
+from eval.methods import EXPECTED, ISOLATED, METHODS, Method
 from eval.oracle import TrueDeviation
 from eval.output import command_line, write_json
 from eval.pareto_plot import draw
@@ -18,10 +18,10 @@ from kvcomm.reuse.policy import Reuse
 from kvcomm.reuse.select import Attended, Deviation, LeadingShare, PredictedError, Product, Selection
 
 app = typer.Typer(help="Closeness against recompute, for every method.", pretty_exceptions_enable=False)
-SHARES = (0.025, 0.05, 0.10, 0.15, 0.20, 0.30)
+SHARES = (0.05, 0.10, 0.15, 0.20, 0.30)
 """Shares of the approximate tokens that are recomputed; what choosing costs comes on top."""
-FEW_SHARES = (0.05, 0.15, 0.30)
-"""Shares for lines that only show where they run: isolated bases, the oracle."""
+FEW_SHARES = (0.05, 0.20)
+"""Shares for lines that only show where they run: isolated bases, the oracle, the token's expected error alone."""
 
 
 def points() -> dict[str, Method]:
@@ -40,8 +40,8 @@ def points() -> dict[str, Method]:
                 isolated = Reuse(origins=ISOLATED, offsets=False, select=select)
                 found[f"{name}@{share:g}"] = Method(isolated, f"{name} on isolated bases", isolates=True)
         ours: dict[str, Selection] = {
-            "predicted": PredictedError(share),
-            "product": Product(share, (PredictedError(), Attended())),
+            "predicted": Product(share, EXPECTED),
+            "product": Product(share, (*EXPECTED, Attended())),
         }
         for name, select in ours.items():
             about = {"predicted": "predicted error", "product": "predicted error × attention"}[name]
@@ -49,6 +49,8 @@ def points() -> dict[str, Method]:
             plain = Reuse(offsets=False, select=select)
             found[f"ablation-{name}-no-offsets@{share:g}"] = Method(plain, f"{about}, no offsets")
         if share in FEW_SHARES:
+            alone = Method(Reuse(select=PredictedError(share)), "offsets, the token's expected error alone")
+            found[f"ablation-token-error@{share:g}"] = alone
             found[f"oracle@{share:g}"] = Method(Reuse(select=TrueDeviation(share)), "offsets, true deviation")
     return found
 

@@ -81,9 +81,10 @@ def restore(data: bytes, fingerprint: ModelFingerprint) -> Learned:
     learned = Learned.empty(fingerprint)
     try:
         tensors = load(data)
-        pairs = [
-            Pair(**{k: str(v) for k, v in item.items()}) for item in json.loads(bytes(tensors.pop("pairs").tolist()))
-        ]
+        named = tensors.pop("pairs")
+        if named.dtype != torch.uint8:
+            raise ValueError(f"names are {named.dtype}, expected uint8")
+        pairs = [Pair(**{k: str(v) for k, v in item.items()}) for item in json.loads(named.numpy().tobytes())]
         if len(set(pairs)) != len(pairs):
             raise ValueError("a pair stands in it twice")
         if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values()):

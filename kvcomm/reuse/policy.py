@@ -13,7 +13,7 @@ from kvcomm.keys import Origin
 from kvcomm.reuse.near import check_near, nearest
 from kvcomm.reuse.plan import PartPlan, Plan
 from kvcomm.reuse.prompt import Part, Prompt
-from kvcomm.reuse.select import Leading, PerSegment, PredictedError, Selection
+from kvcomm.reuse.select import Leading, PerSegment, PredictedError, Product, SegmentError, Selection
 
 
 class Policy(Protocol):
@@ -169,9 +169,13 @@ class Reuse:
         return None
 
 
+_FURTHEST_OFF = PerSegment(8, Product(factors=(PredictedError(), SegmentError())))
+
+
 @dataclass(frozen=True)
 class Balanced(Reuse):
-    """The default: offsets, and where they are expected to be furthest off, 8 tokens a segment recomputed.
+    """The default: offsets, and where tokens and their segments are expected to be furthest off, 8 tokens a segment
+    recomputed.
 
     Attributes:
         max_kl: the mean KL in nats that a user accepts. Until closeness can be predicted before the first token it
@@ -179,7 +183,7 @@ class Balanced(Reuse):
     """
 
     max_kl: float = 0.05
-    select: Selection = field(default_factory=lambda: PerSegment(8, PredictedError()))
+    select: Selection = _FURTHEST_OFF
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from copy import copy
 from dataclasses import astuple
 
@@ -20,6 +21,8 @@ MAX_MODEL = 1024, 1024, 4096
 _MAX_BUCKETS = bucket_count(MAX_TOKENS)
 _HEADER_PER_PAIR = 2048 + 6 * MAX_LABEL_CHARS * 3
 _ORIGINS = frozenset(("prompt", "decode", "isolated"))
+_MAX_HEADER_BYTES = 2 << 20  # room for the tensors of 1,024 pairs, and not for a million empty ones
+_MAX_NAMES_BYTES = 4 << 20  # JSON of the pairs' labels, which takes some 20 times that once it is read
 _SLACK = 1e-6  # of float64 sums taken in another order, relative
 _LEFT = 1e-2  # what subtracting forgotten pairs may leave of a sum that should be 0
 
@@ -53,11 +56,12 @@ def read_snapshot(data: bytes, fingerprint: ModelFingerprint, max_bytes: int) ->
             f"snapshot of {len(data)} bytes is outside {least} to {min(most, max_bytes)} for this model; "
             "send sums of this model, or raise the service's limit"
         )
-    learned = restore(data, fingerprint)
     try:
+        _check_header(data)
+        learned = restore(data, fingerprint)
         _check(learned)
-    except ValueError as error:
-        raise CorruptEntry(f"snapshot of learned sums is refused: {error}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CorruptEntry(f"snapshot of learned sums is refused: {str(error)[:200]}") from error
     return learned
 
 
@@ -66,6 +70,14 @@ def ordered(learned: Learned) -> Learned:
     statistics = copy(learned.statistics)
     statistics.pairs = {pair: learned.statistics.pairs[pair] for pair in sorted(statistics.pairs, key=astuple)}
     return Learned(statistics, {pair: learned.gains[pair] for pair in sorted(learned.gains, key=astuple)})
+
+
+def _check_header(data: bytes) -> None:
+    """Refuse what would take more memory to read than its bytes: very many tensors, or very many names."""
+    length = int.from_bytes(data[:8], "little")
+    _need(length <= min(_MAX_HEADER_BYTES, len(data) - 8), f"header of {length} bytes exceeds {_MAX_HEADER_BYTES}")
+    begin, end = json.loads(data[8 : 8 + length])["pairs"]["data_offsets"]
+    _need(0 <= end - begin <= _MAX_NAMES_BYTES, f"names of {end - begin} bytes exceed {_MAX_NAMES_BYTES}")
 
 
 def _check(learned: Learned) -> None:

@@ -21,6 +21,7 @@ from kvcomm.reuse.select import (
     Product,
     Scene,
     Score,
+    SegmentError,
     Selection,
     Union,
 )
@@ -119,6 +120,15 @@ def test_predicted_error_without_observations_goes_by_the_start_of_segments() ->
     assert PredictedError(0.44).choose(scene(PARTS)).positions == (3, 4, 9, 10)
 
 
+def test_segment_error_takes_segments_by_their_mean() -> None:
+    parts = scene([("approximate", 2), ("new", 1), ("approximate", 4), ("new", 1)])
+    # without observations a token's error goes by 1 / (index + 1): means 0.75 and 0.52
+    assert SegmentError(0.5).choose(parts).positions == (0, 1, 3)
+    both = Product(0.5, (PredictedError(), SegmentError()))  # 0.75 0.375 | 0.52 0.26 0.17 0.13
+    assert both.choose(parts).positions == (0, 1, 3)
+    assert Product(0.34, both.factors).choose(parts).positions == (0, 3)
+
+
 def test_union_adds_positions_and_costs() -> None:
     given = Given(0.22, (0, 5, 0, 0, 0, 4, 0, 0, 0), extra=2.5)
     assert given.choose(scene(PARTS)).positions == (4, 10)
@@ -154,7 +164,7 @@ def test_refuses_other_wrong_input() -> None:
         Deviation(0.1, layer=0)
     with pytest.raises(InvalidInput, match="of a model of 4 layers"):
         Deviation(0.1, layer=4).choose(scene(PARTS))
-    with pytest.raises(InvalidInput, match="two selections"):
+    with pytest.raises(InvalidInput, match="two or more selections"):
         Product(0.1, (Deviation(0.1),))
     with pytest.raises(InvalidInput, match="one each"):
         Given(0.5, (1.0, 2.0)).choose(scene(PARTS))

@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -325,6 +326,24 @@ def test_size_is_refused_before_it_is_read() -> None:
     large = ModelFingerprint("tiny", "w", "r", "float32", "", "t", 1000, 1000, 4000)
     with pytest.raises(InvalidInput, match="snapshot of"):
         read_snapshot(SNAPSHOTS["a", 1], large, 1 << 30)
+
+
+def test_reading_takes_memory_in_proportion() -> None:
+    """Lists of nothing and tensors of nothing, whose Python objects would be 20 times their bytes."""
+    names_ = b"[" + b"[]," * 3_000_000 + b"[]]"
+    many_names = forged(pairs=torch.frombuffer(bytearray(names_), dtype=torch.uint8))
+    empty = {f"t{n}": {"dtype": "F64", "shape": [0], "data_offsets": [0, 0]} for n in range(60_000)}
+    header = json.dumps(empty).encode()
+    many_tensors = len(header).to_bytes(8, "little") + header + bytes(5000)
+    liar = (1 << 63).to_bytes(8, "little") + bytes(5000)
+    for data in (many_names, many_tensors, liar):
+        tracemalloc.start()
+        try:
+            with pytest.raises(CorruptEntry, match="exceed"):
+                read_snapshot(data, MODEL, 1 << 30)
+            assert tracemalloc.get_traced_memory()[1] < 20 << 20
+        finally:
+            tracemalloc.stop()
 
 
 def test_what_was_learned_and_forgotten_is_accepted() -> None:

@@ -1,6 +1,7 @@
 """Tally, page and metrics: right numbers, bounded, escaped, self-contained."""
 
 import re
+import sys
 import threading
 from html.parser import HTMLParser
 
@@ -8,6 +9,7 @@ import pytest
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvcomm.errors import InvalidInput
 from kvcomm.serve.metrics import Metrics
 from kvcomm.serve.status import Held, Snapshot, TierState, page, snapshot
 from kvcomm.serve.tally import BUCKETS_S, MAX_NAMESPACES, SLOWEST, Latency, Tally
@@ -90,6 +92,13 @@ def test_metrics_show_the_numbers_and_leave_the_global_registry_alone() -> None:
     assert found["kvcomm_request_seconds_sum", (("operation", "open"),)] == pytest.approx(now.latency["open"].total_s)
     assert [family.name for family in REGISTRY.collect()] == before
     assert samples(empty())["kvcomm_connections", ()] == 0
+
+
+def test_metrics_without_the_package_name_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(InvalidInput, match=r"kvcomm\[serve\]"):
+        Metrics(full)
+    assert "kvcomm anchor service" in page(full())  # the page needs nothing
 
 
 def test_a_call_is_recorded_with_all_that_counts() -> None:

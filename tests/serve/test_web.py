@@ -53,7 +53,7 @@ def test_routes(server: StatusServer) -> None:
     assert "default-src 'none'" in headers["Content-Security-Policy"] and headers["Server"] == "kvcomm"
     assert ask(server, "/metrics")[1].startswith("# HELP kvcomm_hits_total")
     assert json.loads(ask(server, "/health")[1]) == {"healthy": True}
-    for path in ("/x", "//", "/../etc/passwd", "/debug", "/metrics/", "/%00"):
+    for path in ("/x", "//x", "/../etc/passwd", "/debug", "/metrics/", "/%00"):
         assert ask(server, path)[0] == 404
 
 

@@ -175,6 +175,7 @@ def test_client_verifies_authority_name_and_time(tmp_path: Path) -> None:
         handshake(server_context(late, late_key), client_context(late))
 
 
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1:DeprecationWarning")
 def test_old_tls_is_refused(tmp_path: Path) -> None:
     certificate, key = make(tmp_path)
     server, client = server_context(certificate, key), client_context(certificate)

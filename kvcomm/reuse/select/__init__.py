@@ -4,7 +4,7 @@ from kvcomm.reuse.select.attended import Attended
 from kvcomm.reuse.select.combine import Product, Union
 from kvcomm.reuse.select.deviation import Deviation
 from kvcomm.reuse.select.leading import Leading, LeadingShare
-from kvcomm.reuse.select.predicted import PredictedError
+from kvcomm.reuse.select.predicted import PredictedError, SegmentError
 from kvcomm.reuse.select.scene import Scene, Selected, Selection
 from kvcomm.reuse.select.score import ByScore, PerSegment, Score, take
 
@@ -19,6 +19,7 @@ __all__ = [
     "Product",
     "Scene",
     "Score",
+    "SegmentError",
     "Selected",
     "Selection",
     "Union",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from kvcomm.errors import InvalidInput
 from kvcomm.reuse.select.scene import Scene, Selected, Selection
 from kvcomm.reuse.select.score import ByScore, Score
@@ -23,23 +25,23 @@ class Union:
 
 @dataclass(frozen=True)
 class Product(ByScore):
-    """Takes the tokens with the highest product of two scores: far off and looked at, for example.
+    """Takes the tokens with the highest product of scores: far off and looked at, for example.
 
     Attributes:
-        factors: two selections by score; their own shares do not matter.
+        factors: two or more selections by score; their own shares do not matter.
 
     Raises:
-        InvalidInput: share out of range, or not two factors.
+        InvalidInput: share out of range, or fewer than two factors.
     """
 
     factors: tuple[ByScore, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.factors) != 2:
-            raise InvalidInput(f"a product has {len(self.factors)} factors; give two selections by score")
+        if len(self.factors) < 2 or not all(isinstance(factor, ByScore) for factor in self.factors):
+            raise InvalidInput(f"factors are {self.factors!r}; give two or more selections by score")
 
     def score(self, scene: Scene) -> Score:
-        a, b = (factor.score(scene) for factor in self.factors)
-        partial = max(a.partial, b.partial)
-        return Score(a.values.double().cpu() * b.values.double().cpu(), a.extra_tokens + b.extra_tokens, partial)
+        scores = [factor.score(scene) for factor in self.factors]
+        values = torch.stack([score.values.double().cpu() for score in scores]).prod(0)
+        return Score(values, sum(score.extra_tokens for score in scores), max(score.partial for score in scores))
