@@ -40,7 +40,12 @@ def _mount(name: str, module: str, summary: str) -> None:
         importlib.import_module(module).app(args=context.args, prog_name=f"python -m eval {name}")
 
 
-_mount("run", "eval.run", "Compare methods on a task.")
+_mount("run", "eval.run", "Measure a preset (quick, standard, paper), or compare methods on a task.")
+_mount("tools-story", "eval.tools_story", "Hit rate and TTFT when the catalogue of tools changes.")
+_mount("tail", "eval.tail", "Tail of TTFT with two conversations at once.")
+_mount("peers", "eval.peers.command", "Other programs that reuse KV, each against its own dense runs.")
+_mount("report", "eval.suite.report", "Make the page and the summary of a preset's results file.")
+_mount("compare", "eval.suite.compare", "Say what became better or worse between two results files.")
 _mount("demo", "eval.demo", "Five agents that share KV, and a page about it.")
 _mount("pareto", "eval.pareto", "Closeness against recompute, for every method.")
 _mount("ablations", "eval.ablations", "What each part of the method is worth.")

@@ -90,7 +90,7 @@ def _workflow(engine: Engine, workload: Workload, case: Case, policy: Policy) ->
     talk = Conversation(case, {})
     started = time.perf_counter()
     for node in workload.nodes:
-        reply = session.agents[node.name].generate(
+        reply = session.agents[node.agent].generate(
             max_new_tokens=workload.answer_tokens, options=GREEDY, **talk.slots(node)
         )
         talk.messages[node.name] = reply.segment

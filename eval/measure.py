@@ -9,11 +9,15 @@ from typing import Any
 
 import torch
 
+from eval.estimate import expected_error
+from eval.flops import prefill_flops
 from eval.followers import Followers
+from eval.judge import chosen
 from eval.methods import Method
 from eval.topologies import Node
 from eval.workload import Case, Workload
 from kvcomm import Dense, Engine, Segment
+from kvcomm.anchors.pool import BasePool
 from kvcomm.closeness import is_tie, kl_divergence
 from kvcomm.hf.reply import Reply
 from kvcomm.reuse.policy import Policy
@@ -32,13 +36,14 @@ class Conversation:
     def slots(self, node: Node) -> dict[str, Segment]:
         """Values for the slots of ``node``'s template."""
         documents = {f"document_{n + 1}": self.case.slots[f"document_{n + 1}"] for n in range(node.documents)}
-        return {**documents, "task": self.case.slots["task"], **{name: self.messages[name] for name in node.hears}}
+        heard = {slot: self.messages[name] for slot, name in node.slots.items()}
+        return {**documents, "task": self.case.slots["task"], **heard}
 
 
 def register(engine: Engine, workload: Workload) -> None:
     """Give the engine the workload's agents."""
     for node in workload.nodes:
-        engine.agent(node.name, node.template())
+        engine.agent(node.agent, node.template())
 
 
 def own_engines(engine: Engine, methods: Mapping[str, Method]) -> dict[str, Engine]:
@@ -78,16 +83,16 @@ def fill(engine: Engine, workload: Workload, generate: bool, others: Sequence[En
         for node in workload.nodes:
             slots = talk.slots(node)
             if generate:
-                agent = engine.agents[node.name]
+                agent = engine.agents[node.agent]
                 reply = agent.generate(
                     max_new_tokens=workload.answer_tokens, policy=Dense(), options=GREEDY, **slots
                 )  # a dense call teaches what a study would
                 talk.messages[node.name] = reply.segment
             else:
                 talk.messages[node.name] = case.references[node.name]
-                engine.agents[node.name].study(answer=talk.messages[node.name], **slots)
+                engine.agents[node.agent].study(answer=talk.messages[node.name], **slots)
             for learner in others:
-                learner.agents[node.name].study(answer=talk.messages[node.name], **slots)
+                learner.agents[node.agent].study(answer=talk.messages[node.name], **slots)
             yield
 
 
@@ -99,8 +104,9 @@ def measure(
     answer_tokens: int,
     repeats: int,
     rounded: Engine | None = None,
+    writes: str = "",
 ) -> Iterator[Row]:
-    """Rows of one case: for each agent of ``nodes`` one a method, in the order of the agents.
+    """Rows of one case: for each call of ``nodes`` one a method, in the order of the calls.
 
     Args:
         talk: what was said before; the agents' dense answers are added to it.
@@ -108,6 +114,7 @@ def measure(
         answer_tokens: tokens of an answer at most.
         repeats: how often each TTFT is taken; with 0 it is not.
         rounded: an engine on the same model in bfloat16; its dense run makes rows of method ``yardstick``.
+        writes: name of the call whose answer each method really writes too, having heard what the dense run said.
 
     The pool and the offsets of ``engine`` stay as they are. Each session keeps the case's texts when they first occur,
     as in use.
@@ -118,12 +125,24 @@ def measure(
         isolation = {name: _isolate(s, node, slots) for name, s in sessions.items() if s.method.isolates}
         ttft = _first_tokens({name: s.engine for name, s in sessions.items()}, node, slots, repeats)
         case = {"case": talk.case.problem.id}
+        wrote = own_answers(sessions, node, slots, answer_tokens) if node.name == writes else {}
         for name, session in sessions.items():
             times = {"ttft_s": ttft[name], "isolate_s": isolation.get(name, 0.0)}
-            yield compare(dense, session.engine, node, slots) | case | times | {"method": name}
+            yield compare(dense, session.engine, node, slots) | case | times | wrote.get(name, {}) | {"method": name}
         if rounded is not None:
             yield compare(dense, rounded, node, slots, Dense()) | case | {"method": "yardstick"}
         talk.messages[node.name] = dense.segment
+
+
+def own_answers(
+    sessions: Mapping[str, Session], node: Node, slots: Mapping[str, Segment], tokens: int
+) -> dict[str, Row]:
+    """What each method answers by itself, ``own_answer``; nothing is kept or learned."""
+    found = {}
+    for name, session in sessions.items():
+        agent = session.engine.fork(policy=session.engine.policy, learn=False).agents[node.agent]
+        found[name] = {"own_answer": agent.generate(max_new_tokens=tokens, options=GREEDY, **slots).text}
+    return found
 
 
 def open_case(engine: Engine, workload: Workload, talk: Conversation) -> Engine:
@@ -135,13 +154,13 @@ def open_case(engine: Engine, workload: Workload, talk: Conversation) -> Engine:
     slots = talk.slots(node)
     talk.messages[node.name] = dense_answer(engine, node, slots, workload.answer_tokens).segment
     opened = engine.fork(policy=Dense())
-    opened.agents[node.name].force(talk.messages[node.name], **slots)
+    opened.agents[node.agent].force(talk.messages[node.name], **slots)
     return opened
 
 
 def dense_answer(engine: Engine, node: Node, slots: Mapping[str, Segment], tokens: int) -> Reply:
     """The agent's dense greedy answer with its logits; nothing is kept or learned."""
-    agent = engine.fork(policy=Dense(), learn=False).agents[node.name]
+    agent = engine.fork(policy=Dense(), learn=False).agents[node.agent]
     options = {**GREEDY, "output_logits": True, "return_dict_in_generate": True}
     return agent.generate(max_new_tokens=tokens, options=options, **slots)
 
@@ -150,15 +169,28 @@ def compare(
     dense: Reply, engine: Engine, node: Node, slots: Mapping[str, Segment], policy: Policy | None = None
 ) -> Row:
     """Closeness of ``engine`` to a dense answer, teacher-forced on its tokens, and what was reused for it."""
-    logits, plan = engine.agents[node.name].force(Segment(dense.token_ids), policy=policy, **slots)
-    return _closeness(torch.cat(dense.output.logits).float(), logits) | {
-        "agent": node.name,
-        "answer": dense.text,
-        "prompt_tokens": len(plan.prompt),
-        "tokens": asdict(plan.counts),
-        "reuse": plan.reuse_rate,
-        "why": plan.why,
-    }
+    logits, plan = engine.agents[node.agent].force(Segment(dense.token_ids), policy=policy, **slots)
+    true = torch.cat(dense.output.logits).float()
+    return (
+        _closeness(true, logits)
+        | chosen(engine.tokenizer, node.choices, true[0], logits[0])
+        | {
+            "agent": node.name,
+            "flops": prefill_flops(engine.model, plan),
+            "expected_error": expected_error(engine.book, plan),
+            "held_bytes": held_bytes(engine.pool),
+            "answer": dense.text,
+            "prompt_tokens": len(plan.prompt),
+            "tokens": asdict(plan.counts),
+            "reuse": plan.reuse_rate,
+            "why": plan.why,
+        }
+    )
+
+
+def held_bytes(pool: BasePool) -> int:
+    """KV held since what was learned: of this pool and those that it reads through to, but the last of them."""
+    return 0 if pool.parent is None else pool.nbytes + held_bytes(pool.parent)
 
 
 def _isolate(session: Session, node: Node, slots: Mapping[str, Segment]) -> float:
@@ -167,7 +199,7 @@ def _isolate(session: Session, node: Node, slots: Mapping[str, Segment]) -> floa
     if session.method.behind is not None:
         ids = engine.tokenizer(session.method.behind, add_special_tokens=False)["input_ids"]
         behind = Segment(tuple(ids))
-    prompt = engine.agents[node.name].prompt(**slots)
+    prompt = engine.agents[node.agent].prompt(**slots)
     engine.isolate([part.segment for part in prompt.parts[1:]], behind)
     return time.perf_counter() - started
 
@@ -178,7 +210,7 @@ def _first_tokens(
     """TTFT in seconds of each method, ``repeats`` times, the methods taking turns; nothing is kept or learned."""
     timers: dict[str, Callable[[], Reply]] = {}
     for name, session in sessions.items():
-        agent = session.fork(policy=session.policy, learn=False).agents[node.name]
+        agent = session.fork(policy=session.policy, learn=False).agents[node.agent]
         timers[name] = lambda agent=agent: agent.generate(max_new_tokens=1, options=GREEDY, **slots)  # type: ignore[misc]
     found: dict[str, list[float]] = {name: [] for name in sessions}
     for _ in range(repeats):

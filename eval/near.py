@@ -85,7 +85,7 @@ def near(
 def measure(bench: Bench, case: Case, words: int, draw: random.Random) -> Iterator[Row]:
     """Rows of one case: agents from the second on, each with every method. Messages are the dense run's."""
     first, *hearers = bench.workload.nodes
-    agent = bench.engine.agents[first.name]
+    agent = bench.engine.agents[first.agent]
     old = {
         name: agent.template.segment(name, edited(bench.engine.tokenizer.decode(segment.token_ids), words, draw))
         for name, segment in case.slots.items()
@@ -102,7 +102,7 @@ def measure(bench: Bench, case: Case, words: int, draw: random.Random) -> Iterat
                 session = sessions[changed].fork(policy=policy, learn=False)
                 yield compare(dense, session, node, slots) | {"method": name, "case": case.problem.id}
         for changed, session in sessions.items():
-            session.agents[node.name].force(answer, **(_replaced(slots, old) if changed else slots))
+            session.agents[node.agent].force(answer, **(_replaced(slots, old) if changed else slots))
         talk.messages[node.name] = dense.segment
 
 

@@ -1,26 +1,37 @@
-"""A self-contained HTML page: no script, no request to anywhere, light and dark, desktop and phone."""
+"""A self-contained HTML page: no requests, light and dark, desktop and phone; at most a script that sorts."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
 _CSS = Path(__file__).with_name("page.css")
+_SORT = Path(__file__).with_name("page_sort.js")
 
 
-def page(title: str, lead: str, sections: Sequence[str]) -> str:
-    """The whole document. ``title`` and ``lead`` are text, ``sections`` are HTML made by the functions below."""
+def page(title: str, lead: str, sections: Sequence[str], sorts: bool = False) -> str:
+    """The whole document. ``title`` and ``lead`` are text, ``sections`` are HTML made by the functions below.
+
+    Args:
+        sorts: whether the page carries the script that sorts tables; its policy then allows that script and no other.
+    """
     style = _CSS.read_text(encoding="utf-8")
+    script = _SORT.read_text(encoding="utf-8") if sorts else ""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    allowed = f"; script-src 'sha256-{digest}'" if sorts else ""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'"
+        f'{allowed}">'
         f"<title>{escape(title)}</title><style>\n{style}</style></head>\n<body><main>\n"
         f'<header><h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p></header>\n'
         + "\n".join(sections)
-        + "\n</main></body></html>\n"
+        + f"\n</main>{f'<script>{script}</script>' if sorts else ''}</body></html>\n"
     )
 
 
@@ -75,6 +86,29 @@ def table(heading: str, columns: Sequence[str], rows: Sequence[Sequence[str]], n
         f'aria-label="{escape(heading)}"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
         f"{after}</section>"
     )
+
+
+def sortable(heading: str, columns: Sequence[str], rows: Sequence[Sequence[tuple[str, str]]], note: str = "") -> str:
+    """A table whose headings sort it; a cell is its text and what it is sorted by, empty always last."""
+    head = "".join(f'<th scope="col"><button>{escape(name)}</button></th>' for name in columns)
+    body = "".join(
+        f'<tr><th scope="row" data-v="{escape(row[0][1])}">{escape(row[0][0])}</th>'
+        + "".join(f'<td data-v="{escape(value)}">{_stacked(text)}</td>' for text, value in row[1:])
+        + "</tr>"
+        for row in rows
+    )
+    after = f"<p>{escape(note)}</p>" if note else ""
+    return (
+        f'<section><h2>{escape(heading)}</h2><div class="scroll" tabindex="0" role="region" '
+        f'aria-label="{escape(heading)}"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        f"{after}</section>"
+    )
+
+
+def _stacked(text: str) -> str:
+    """A figure over its interval: ``value (interval)`` as two lines."""
+    value, mark, rest = text.partition(" (")
+    return f"{escape(value)}<small>{escape(rest.removesuffix(')'))}</small>" if mark and rest else escape(text)
 
 
 def facts(heading: str, entries: Sequence[tuple[str, str]], command: str = "") -> str:

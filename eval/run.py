@@ -17,20 +17,27 @@ from eval.methods import methods as find_methods
 from eval.output import command_line, write_json
 from eval.progress import stderr_console
 from eval.setting import Setting
+from eval.suite.presets import PRESETS
+from eval.suite.run import measure_preset
 from eval.tasks import TASKS, make_task
 from eval.tasks.base import Task
 from eval.topologies import TOPOLOGIES
 from eval.trial import Trial
 from eval.workload import Workload
+from kvcomm.errors import InvalidInput
 
 app = typer.Typer(help="Compare methods on a task.", pretty_exceptions_enable=False)
 
 
 @app.command()
 def run(
-    task: Annotated[str, typer.Option(help=f"One of {', '.join(TASKS)}, or the path of a .jsonl file.")] = "humaneval",
+    preset: Annotated[str | None, typer.Option(help=f"One of {', '.join(PRESETS)}; quick without --task.")] = None,
+    task: Annotated[
+        str | None, typer.Option(help=f"One of {', '.join(TASKS)}, or the path of a .jsonl file, instead of a preset.")
+    ] = None,
     topology: Annotated[str, typer.Option(help=f"One of {', '.join(TOPOLOGIES)}.")] = "full",
-    agents: Annotated[int, typer.Option(help="How many agents.")] = 5,
+    agents: Annotated[int, typer.Option(help="How many agents; 19 in trading.")] = 5,
+    rounds: Annotated[int, typer.Option(help="How often the topology's pattern is gone through; 4 in trading.")] = 1,
     methods: Annotated[str, typer.Option(help="Comma-separated; dense and exact are always measured.")] = (
         "dense,exact,rerotate,leading,kvcomm"
     ),
@@ -43,12 +50,23 @@ def run(
     fill_by: Annotated[str, typer.Option(help="Messages to learn from: generate (real ones) or prefill.")] = "generate",
     execute: Annotated[bool, typer.Option(help="Run answers in a sandbox to score them.")] = False,
     model: Annotated[str | None, typer.Option(help="HuggingFace id or folder.")] = None,
-    out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("results/run.json"),
+    out: Annotated[
+        Path | None, typer.Option(help="JSON file to write; results/run.json, or the preset's name.")
+    ] = None,
 ) -> None:
-    """Measure TTFT, reuse and closeness of several methods; the pool is frozen while it is measured."""
+    """Measure a preset, or one task: TTFT, reuse and closeness of several methods; the pool is frozen meanwhile.
+
+    A preset has sizes and methods of its own: of the other options it takes model, execute and out.
+    """
+    if task is None or preset is not None:
+        if task is not None:
+            raise InvalidInput(f"--task {task} and --preset {preset} were both given; give one")
+        measure_preset(preset or "quick", model, out, execute)
+        return
+    out = out or Path("results/run.json")
     names = list(dict.fromkeys(["dense", "exact", *methods.split(",")]))
     chosen = find_methods(names)
-    trial = Trial(topology, agents, prompts, fill_prompts, prompt_tokens, answer_tokens, repeats, seed, fill_by)
+    trial = Trial(topology, agents, prompts, fill_prompts, prompt_tokens, answer_tokens, repeats, seed, fill_by, rounds)
     source = make_task(task, execute)
     problems = source.problems()
     setting = Setting.load(model)
@@ -56,7 +74,7 @@ def run(
     with Progress(console=stderr_console()) as progress:
         rows = bench.run(progress, task)
     _score(rows, source, bench.workload)
-    about = {"task": task, "topology": topology, "agents": agents}
+    about = {"task": task, "topology": topology, "agents": agents, "rounds": rounds}
     measured = [row for row in rows if row["method"] != "yardstick"]
     result = {
         **setting.describe(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rich.progress import Progress
@@ -31,6 +32,8 @@ class Trial:
         repeats: how often each TTFT is taken.
         fill_by: ``generate``, agents really write the messages that are learned from, or ``prefill``, texts of the task
             stand for them.
+        rounds: how often the topology's pattern is gone through.
+        own_answers: whether each method also writes the last call's answer by itself, to be scored.
 
     Raises:
         InvalidInput: an unknown topology or fill_by, or no repeats.
@@ -45,6 +48,8 @@ class Trial:
     repeats: int
     seed: int
     fill_by: str
+    rounds: int = 1
+    own_answers: bool = False
 
     def __post_init__(self) -> None:
         if self.topology not in TOPOLOGIES or self.fill_by not in ("generate", "prefill") or self.repeats < 1:
@@ -57,7 +62,7 @@ class Trial:
         """Cut the workload and make the engines; nothing is run yet."""
         workload = build(
             problems,
-            TOPOLOGIES[self.topology],
+            partial(TOPOLOGIES[self.topology], rounds=self.rounds),
             setting.tokenizer,
             agents=self.agents,
             prompt_tokens=self.prompt_tokens,
@@ -143,7 +148,11 @@ class Bench:
         repeats: int,
         rounded: Engine | None,
     ) -> Iterator[Row]:
-        return measure(self.engine, nodes, talk, sessions, self.workload.answer_tokens, repeats, rounded)
+        return measure(self.engine, nodes, talk, sessions, self.workload.answer_tokens, repeats, rounded, self._writes)
+
+    @property
+    def _writes(self) -> str:
+        return self.workload.nodes[-1].name if self.trial.own_answers else ""
 
     @contextmanager
     def _frozen(self) -> Iterator[None]:

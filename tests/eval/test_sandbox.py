@@ -48,6 +48,8 @@ def test_a_program_that_ends_passes(isolation: Isolation) -> None:
         ("import os\nfor n in range(64):\n    try: os.write(n, b'{\"ok\": true}')\n    except OSError: pass", ""),
         ("input()", "EOFError"),
         ("x = bytearray(10 * 2**30)", "MemoryError"),
+        ("x = []\nwhile True: x.append(bytearray(2**26))", "MemoryError"),
+        ("import mmap; mmap.mmap(-1, 10 * 2**30)", "Error"),
         ("f = []\nf.append(f.append)\ndef g(): g()\ng()", "RecursionError"),
     ],
 )
@@ -59,6 +61,20 @@ def test_a_program_that_does_not_end_well_fails(program: str, reason: str, isola
 def test_a_loop_meets_the_limit_of_cpu(isolation: Isolation) -> None:
     outcome = run("while True: pass", isolation, Limits(wall_s=20.0, cpu_s=1))
     assert (outcome.status, outcome.reason) == ("timed out", "the limit of CPU time passed")
+
+
+def test_a_loop_that_ignores_signals_meets_it_too(isolation: Isolation) -> None:
+    stubborn = "import signal\nfor n in (signal.SIGXCPU, signal.SIGTERM): signal.signal(n, signal.SIG_IGN)\n"
+    for loop in ("while True: pass", "sum(range(10**13))"):
+        outcome = run(stubborn + loop, isolation, Limits(wall_s=20.0, cpu_s=1))
+        assert outcome.status in ("timed out", "failed") and outcome.wall_s < 19, outcome
+
+
+def test_threads_and_spawned_processes_are_few(isolation: Isolation) -> None:
+    threads = "import threading, time\nfor _ in range(500): threading.Thread(target=time.sleep, args=(60,)).start()"
+    spawn = "import os\nfor _ in range(50): os.posix_spawn('/bin/sleep', ['sleep', '60'], {})"
+    for program in (threads, spawn):
+        assert run(program, isolation, Limits(wall_s=3.0)).status in ("failed", "timed out"), program
 
 
 def test_a_sleep_meets_the_limit_of_wall_time(isolation: Isolation) -> None:
@@ -111,6 +127,7 @@ def test_sockets_reach_nobody(isolation: Isolation) -> None:
         for program in (
             f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)",
             f"import urllib.request; urllib.request.urlopen('http://127.0.0.1:{port}', timeout=2)",
+            f"import asyncio; asyncio.run(asyncio.open_connection('127.0.0.1', {port}))",
         ):
             outcome = run(program, isolation)
             assert outcome.status == "failed", outcome

@@ -1,0 +1,140 @@
+"""``python -m eval peers``: each program's own dense / reused ratio, and how far its reuse keeps its own answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from eval.output import command_line, fill_table, markdown_table, write_json
+from eval.peers.base import Absent, Answer, Peer, Running
+from eval.peers.kvboost import KVBoost
+from eval.peers.llama_server import LlamaServer
+from eval.peers.ours import Ours
+from eval.peers.vllm_cpu import VLLM
+from eval.progress import waiting
+from eval.setting import Setting
+from eval.statistics import mean, ratio_of_medians
+from eval.tasks import make_task
+from eval.topologies import TOPOLOGIES
+from eval.workload import Workload, build
+from kvcomm.closeness import common_run
+from kvcomm.hf.template import Template
+from kvcomm.reuse.prompt import Prompt
+
+WARM_UP = 3
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+PEERS: tuple[Peer, ...] = (
+    Ours(), LlamaServer(0), LlamaServer(16), VLLM(), KVBoost("selective"), KVBoost("cacheblend"),
+)  # fmt: skip
+_HEAD = ("program", "dense TTFT, s", "reused TTFT, s", "dense / reused", "prompt reused", "first token kept",
+         "answer kept", "n")  # fmt: skip
+
+
+@app.command()
+def peers(
+    task: Annotated[str, typer.Option(help="Where the prompts come from.")] = "documents",
+    agents: Annotated[int, typer.Option(help="Agents, fully connected; the last one's prompt is timed.")] = 3,
+    prompts: Annotated[int, typer.Option(help="Problems.")] = 6,
+    prompt_tokens: Annotated[int, typer.Option(help="Length of the last prompt.")] = 1200,
+    answer_tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.")] = 32,
+    only: Annotated[str, typer.Option(help="Beginnings of programs' names, comma-separated; all if not given.")] = "",
+    seed: Annotated[int, typer.Option(help="Chooses problems.")] = 0,
+    model: Annotated[str | None, typer.Option(help="HuggingFace id or folder.")] = None,
+    doc: Annotated[Path | None, typer.Option(help="A Markdown file whose table is filled in.")] = None,
+    out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("results/peers.json"),
+) -> None:
+    """Run every program that is here over the same prompts; what is not here is named with the reason."""
+    setting = Setting.load(model)
+    workload = build(
+        make_task(task).problems(), partial(TOPOLOGIES["full"], rounds=1), setting.tokenizer, agents=agents,
+        prompt_tokens=prompt_tokens, answer_tokens=answer_tokens, measured=prompts + WARM_UP, fill=0, seed=seed,
+    )  # fmt: skip
+    asked = prompts_of(workload, setting)
+    ran, skipped = {}, {}
+    for peer in PEERS:
+        if only and not any(peer.name.startswith(name) for name in only.split(",")):
+            continue
+        try:
+            with waiting(peer.name), peer.run(setting) as running:
+                ran[peer.name] = measure(running, asked, answer_tokens)
+        except Absent as error:
+            skipped[peer.name] = str(error)
+    result = {
+        **setting.describe(),
+        "seed": seed,
+        "command": command_line("peers"),
+        "setting": {"task": task, "agents": agents, "prompts": prompts, "prompt_tokens": prompt_tokens,
+                    "answer_tokens": answer_tokens},
+        "peers": {name: summary(rows) | {"rows": rows} for name, rows in ran.items()},
+        "skipped": skipped,
+    }  # fmt: skip
+    write_json(out, result)
+    table = markdown_table(_HEAD, [_cells(name, found) for name, found in result["peers"].items()])
+    said = "\n".join([table, "", *(f"- {name} did not run: {why}" for name, why in skipped.items())]).strip()
+    if doc is not None:
+        fill_table(doc, "peers", said)
+    print(said)
+    print(out)
+
+
+def prompts_of(workload: Workload, setting: Setting) -> dict[str, list[Prompt]]:
+    """Each problem's prompts, an agent after the other; texts of the task stand for the messages."""
+    templates = {node.name: Template(node.agent, node.template(), setting.tokenizer) for node in workload.nodes}
+    found = {}
+    for case in workload.measured:
+        heard = {n.name: {slot: case.references[name] for slot, name in n.slots.items()} for n in workload.nodes}
+        found[case.problem.id] = [templates[n.name].fill(case.slots | heard[n.name]) for n in workload.nodes]
+    return found
+
+
+def measure(running: Running, asked: dict[str, list[Prompt]], tokens: int) -> list[dict[str, Any]]:
+    """A row for each problem but the first WARM_UP, which fill caches and teach.
+
+    All prompts pass through with reuse first, in the order in which agents would call; then the last ones are run
+    dense, so that nothing a dense run leaves behind is ever reused.
+    """
+    reused = {case: [running.answer(p, tokens, reuse=True) for p in prompts][-1] for case, prompts in asked.items()}
+    return [
+        {"case": case, "prompt_tokens": len(prompts[-1])}
+        | _row(running.answer(prompts[-1], tokens, reuse=False), reused[case])
+        for case, prompts in list(asked.items())[WARM_UP:]
+    ]
+
+
+def _row(dense: Answer, reused: Answer) -> dict[str, Any]:
+    kept = common_run(dense.tokens, reused.tokens)  # type: ignore[arg-type]
+    return {
+        "dense_s": dense.ttft_s,
+        "reused_s": reused.ttft_s,
+        "reused": reused.reused,
+        "first_token": float(kept > 0),
+        "kept": kept / max(len(dense.tokens), 1),
+    }
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Ratio of medians and means over prompts, with intervals."""
+    return {
+        "ratio": ratio_of_medians([r["dense_s"] for r in rows], [r["reused_s"] for r in rows]).as_json(),
+        "dense_s": sorted(r["dense_s"] for r in rows)[len(rows) // 2],
+        "reused_s": sorted(r["reused_s"] for r in rows)[len(rows) // 2],
+        "reused": mean([r["reused"] / r["prompt_tokens"] for r in rows]).as_json(),
+        "first_token": mean([r["first_token"] for r in rows]).as_json(),
+        "kept": mean([r["kept"] for r in rows]).as_json(),
+    }
+
+
+def _cells(name: str, found: dict[str, Any]) -> list[str]:
+    ratio = found["ratio"]
+    return [
+        name,
+        f"{found['dense_s']:.3f}",
+        f"{found['reused_s']:.3f}",
+        f"{ratio['value']:.2f}× ({ratio['low']:.2f} to {ratio['high']:.2f})",
+        *(f"{found[key]['value']:.0%}" for key in ("reused", "first_token", "kept")),
+        str(ratio["n"]),
+    ]

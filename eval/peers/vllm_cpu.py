@@ -1,0 +1,66 @@
+"""vLLM's build for CPUs with prefix caching, in this process, in float32."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from eval.models import resolve
+from eval.peers.base import Absent, Answer
+from eval.setting import Setting
+from kvcomm.reuse.prompt import Prompt
+
+MAX_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class VLLM:
+    """vLLM as a library."""
+
+    @property
+    def name(self) -> str:
+        """As it is reported."""
+        return "vLLM, prefix caching"
+
+    @contextmanager
+    def run(self, setting: Setting) -> Iterator[_Running]:
+        """Load it on the model's folder.
+
+        Raises:
+            Absent: it is not installed, or built for another device.
+        """
+        try:
+            import vllm
+            from vllm.platforms import current_platform
+        except Exception as error:  # a CUDA build fails in many ways where there is no driver
+            raise Absent(
+                f"vllm cannot be imported ({type(error).__name__}: {error}); PyPI has builds for CUDA alone, that for "
+                "CPUs is built from its source with VLLM_TARGET_DEVICE=cpu"
+            ) from None
+        if not current_platform.is_cpu():
+            raise Absent(f"this vllm is built for {current_platform.device_name}; build it with VLLM_TARGET_DEVICE=cpu")
+        folder = resolve(None if setting.name == "SmolLM2-135M-Instruct" else setting.name)
+        yield _Running(vllm, vllm.LLM(folder, dtype="float32", enable_prefix_caching=True, max_model_len=MAX_TOKENS))
+
+
+@dataclass(frozen=True)
+class _Running:
+    vllm: Any
+    model: Any
+
+    def answer(self, prompt: Prompt, tokens: int, reuse: bool) -> Answer:
+        """See Running; without reuse its prefix cache is emptied first."""
+        if not reuse:
+            self.model.reset_prefix_cache()
+        started = time.perf_counter()
+        first = self._generate(prompt, 1)
+        ttft_s = time.perf_counter() - started
+        whole = self._generate(prompt, tokens)
+        return Answer(ttft_s, tuple(whole.outputs[0].token_ids), int(first.num_cached_tokens or 0))
+
+    def _generate(self, prompt: Prompt, tokens: int) -> Any:
+        options = self.vllm.SamplingParams(temperature=0.0, max_tokens=tokens)
+        return self.model.generate({"prompt_token_ids": list(prompt.token_ids)}, options, use_tqdm=False)[0]

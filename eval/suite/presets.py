@@ -1,0 +1,118 @@
+"""What is measured under each name: cells of a task in a topology, with the methods that are compared in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from eval.methods import METHODS
+from eval.tasks import TASKS
+from eval.topologies import TOPOLOGIES
+from eval.topologies.trading import AGENTS, ROUNDS
+from eval.trial import Trial
+from kvcomm.errors import InvalidInput
+
+BASELINES = ("dense", "exact", "kvcomm")
+FEW = ("dense", "exact", "rerotate", "leading", "kvcomm")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A task in a topology.
+
+    Attributes:
+        trial: sizes; ``own_answers`` makes each method write the last call's answer, which is scored.
+        every_call: take TTFT of every call; otherwise of the last one, and the first call is run once for all methods.
+    """
+
+    task: str
+    trial: Trial
+    methods: tuple[str, ...]
+    every_call: bool = False
+
+    @property
+    def name(self) -> str:
+        """The cell's name, the same in every run of the preset."""
+        return f"{self.task}, {self.trial.topology}"
+
+    @property
+    def cost(self) -> float:
+        """How long it takes, in units of its own: for the time left."""
+        trial, desk = self.trial, self.trial.topology == "trading"
+        calls = 22 * trial.rounds if desk else trial.agents * trial.rounds
+        timed = len(self.methods) * trial.repeats * (calls if self.every_call else 1)
+        own = len(self.methods) * trial.answer_tokens / 64 if trial.own_answers else 0
+        measured = trial.prompts * (calls * (len(self.methods) + 2) + timed + own)
+        filled = trial.fill_prompts * calls * (2.0 if trial.fill_by == "generate" else 1.0)
+        return trial.prompt_tokens * (measured + filled)
+
+
+def _trial(topology: str = "full", rounds: int = 1, own_answers: bool = True, **sizes: int) -> Trial:
+    given = {"agents": 3, "prompts": 4, "fill_prompts": 6, "prompt_tokens": 1000, "answer_tokens": 48, "repeats": 2}
+    return Trial(topology, **{**given, **sizes}, seed=0, fill_by="generate", rounds=rounds, own_answers=own_answers)
+
+
+def quick() -> tuple[Cell, ...]:
+    """Does everything run, and what does it look like? Two tasks and a debate, four prompts each."""
+    small = {"prompts": 4, "fill_prompts": 2, "prompt_tokens": 600, "answer_tokens": 12, "repeats": 1}
+    return (
+        Cell("needle", _trial(**small), FEW),
+        Cell("tools", _trial(**small), BASELINES),
+        Cell("needle", _trial("debate", own_answers=False, **small), BASELINES, every_call=True),
+    )
+
+
+def standard() -> tuple[Cell, ...]:
+    """Every method on every task, fully connected; every topology on one task; the trading desk's 88 calls."""
+    tasks = tuple(Cell(task, _trial(), tuple(METHODS)) for task in TASKS)
+    patterns = tuple(
+        Cell(
+            "documents",
+            _trial(name, rounds=2 if name == "debate" else 1, agents=4, own_answers=False, prompts=3, fill_prompts=4,
+                   answer_tokens=32, repeats=1),
+            BASELINES,
+            every_call=True,
+        )
+        for name in TOPOLOGIES
+        if name not in ("full", "trading")
+    )  # fmt: skip
+    desk = _trial("trading", rounds=ROUNDS, agents=AGENTS, own_answers=False, prompts=1, fill_prompts=1,
+                  prompt_tokens=700, answer_tokens=16, repeats=1)  # fmt: skip
+    return (*tasks, *patterns, Cell("documents", desk, BASELINES, every_call=True))
+
+
+def paper() -> tuple[Cell, ...]:
+    """KVCOMM's published shape: 2 to 5 agents fully connected, 1K input, 512 tokens a message.
+
+    Its counts of problems are bounded by real text: each case has 1K tokens of documents that no other case has.
+    """
+    cells = []
+    for task in TASKS:
+        for agents in (2, 3, 4, 5):
+            trial = _trial(agents=agents, prompts=30, fill_prompts=14, answer_tokens=512, repeats=3,
+                           prompt_tokens=1024 + 512 * (agents - 1))  # fmt: skip
+            cells.append(_Sized(task, trial, tuple(METHODS)))
+    return tuple(cells)
+
+
+@dataclass(frozen=True)
+class _Sized(Cell):
+    """A cell whose topology occurs in several sizes."""
+
+    @property
+    def name(self) -> str:
+        """The cell's name with its number of agents."""
+        return f"{self.task}, {self.trial.topology}, {self.trial.agents} agents"
+
+
+PRESETS = {"quick": quick, "standard": standard, "paper": paper}
+
+
+def preset(name: str) -> tuple[Cell, ...]:
+    """The cells of a preset.
+
+    Raises:
+        InvalidInput: there is no such preset.
+    """
+    if name not in PRESETS:
+        raise InvalidInput(f"there is no preset {name!r}; choose one of {', '.join(PRESETS)}")
+    return PRESETS[name]()

@@ -1,0 +1,34 @@
+"""``python -m eval report FILE.json``: the page and the summary of a results file, beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from eval.suite.files import read_suite
+from eval.suite.markdown import markdown
+from eval.suite.page import suite_page
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def write_report(results: Path) -> tuple[Path, Path]:
+    """Write the page and the summary of ``results`` beside it and return their paths.
+
+    Raises:
+        InvalidInput: it is not a results file of the suite.
+    """
+    result = read_suite(results)
+    page, summary = results.with_suffix(".html"), results.with_suffix(".md")
+    page.write_text(suite_page(result), encoding="utf-8")
+    summary.write_text(markdown(result), encoding="utf-8")
+    return page, summary
+
+
+@app.command()
+def report(results: Annotated[Path, typer.Argument(help="A results file of `eval run --preset`.")]) -> None:
+    """Write the HTML page and the Markdown summary of a results file beside it."""
+    for path in write_report(results):
+        typer.echo(str(path))

@@ -1,0 +1,156 @@
+"""A preset measured cell by cell: what is done is kept, a cell that fails is reported, and the rest goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from eval.cells import closeness
+from eval.finished import Finished
+from eval.measure import Row
+from eval.methods import methods as find_methods
+from eval.output import command_line, write_json
+from eval.progress import stderr_console
+from eval.setting import Setting
+from eval.suite.files import KIND
+from eval.suite.metrics import figures, pooled, slim
+from eval.suite.presets import Cell, preset
+from eval.suite.report import write_report
+from eval.tasks import make_task
+
+FAILED = 4
+"""Exit status where a cell failed."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A cell that could not be measured, and why."""
+
+    cell: str
+    error: str
+
+
+def measure_preset(name: str, model: str | None, out: Path | None, execute: bool) -> None:
+    """Measure a preset and write its figures, page and summary.
+
+    Raises:
+        InvalidInput: there is no such preset.
+        SystemExit: with FAILED, once everything is written, where a cell failed.
+    """
+    cells = preset(name)
+    out = out or Path(f"results/{name}.json")
+    about = {"preset": name, "command": command_line("run"), "seed": cells[0].trial.seed}
+    failures = run_suite(Setting.load(model), cells, out, about, execute)
+    write_report(out)
+    print(out)
+    if failures:
+        raise SystemExit(FAILED)
+
+
+def run_suite(
+    setting: Setting, cells: Sequence[Cell], out: Path, about: dict[str, Any], execute: bool = False
+) -> list[Failure]:
+    """Measure ``cells`` and write ``out``, whatever fails; say how far it is and how long it will take on stderr.
+
+    Cells that are done are kept beside ``out`` until all are: a run that was interrupted goes on behind them, and one
+    in which cells failed tries those again.
+
+    Args:
+        about: what the output says besides figures: preset, command, seed.
+        execute: whether answers may be run as programs to score them.
+    """
+    described = setting.describe()
+    finished = Finished(
+        out.with_suffix(".parts.jsonl"), {**described, "execute": execute, "cells": [_about(cell) for cell in cells]}
+    )
+    console = stderr_console()
+    clock = _Clock(sum(cell.cost for cell in cells if finished.get(cell.name) is None), console)
+    failures = []
+    for number, cell in enumerate(cells, 1):
+        if finished.get(cell.name) is not None:
+            console.print(f"{number} of {len(cells)}: {cell.name}: done before", highlight=False)
+            continue
+        clock.begin(f"{number} of {len(cells)}: {cell.name}")
+        try:
+            finished.add(cell.name, run_cell(setting, cell, execute))
+        except Exception as error:  # whatever it is, the other cells are worth having
+            failures.append(Failure(cell.name, f"{type(error).__name__}: {error}"))
+            console.print(f"{cell.name} failed: {failures[-1].error}", highlight=False)
+        clock.end(cell.cost)
+    done = [finished.get(cell.name) for cell in cells if finished.get(cell.name) is not None]
+    write_json(out, {"kind": KIND, **described, **about, **summary(done), "failed": [asdict(f) for f in failures]})
+    if not failures:
+        finished.clear()
+    return failures
+
+
+def summary(cells: list[dict[str, Any]]) -> dict[str, Any]:
+    """The cells, and the figures over all of them that are fully connected."""
+    return {"cells": cells, "pooled": pooled(cells, lambda cell: cell["topology"] == "full")}
+
+
+def run_cell(setting: Setting, cell: Cell, execute: bool = False) -> dict[str, Any]:
+    """One cell's figures and rows.
+
+    Raises:
+        KVCommError: the task cannot be had, or not in these sizes, or the pool changed while it was measured.
+    """
+    started = time.perf_counter()
+    source = make_task(cell.task, execute)
+    chosen = find_methods(list(cell.methods))
+    bench = cell.trial.prepare(setting, source.problems(), chosen)
+    with Progress(console=stderr_console(), transient=True) as progress:
+        rows = (bench.run if cell.every_call else bench.run_hearers)(progress, cell.name)
+    problems = {case.problem.id: case.problem for case in bench.workload.measured}
+    for row in rows:
+        if "own_answer" in row and (score := source.score(problems[row["case"]], row["own_answer"])) is not None:
+            row["score"] = score
+    rounding = [row for row in rows if row["method"] == "yardstick" and row["agent"] != bench.first_agent]
+    kept: list[Row] = [slim(row) for row in rows if row["method"] != "yardstick"]
+    return {
+        "name": cell.name,
+        "task": cell.task,
+        "topology": cell.trial.topology,
+        "calls": len(bench.workload.nodes),
+        "agents": len({node.role.name for node in bench.workload.nodes}),
+        "first": bench.first_agent,
+        "trial": asdict(cell.trial),
+        "about": {name: method.about for name, method in chosen.items()},
+        "seconds": round(time.perf_counter() - started, 1),
+        "learned": bench.facts(),
+        "yardstick": closeness(rounding),
+        "methods": figures(kept, cell.methods, bench.first_agent),
+        "rows": kept,
+    }
+
+
+def _about(cell: Cell) -> dict[str, Any]:
+    policies = {name: repr(method.policy) for name, method in find_methods(list(cell.methods)).items()}
+    return {"task": cell.task, "trial": asdict(cell.trial), "methods": policies, "every_call": cell.every_call}
+
+
+class _Clock:
+    """Says what begins, how long what ended took and how much is left, from costs in units of their own."""
+
+    def __init__(self, total: float, console: Console) -> None:
+        self._left, self._done, self._spent = total, 0.0, 0.0
+        self._console, self._started = console, 0.0
+
+    def begin(self, what: str) -> None:
+        rest = f", about {self._minutes()} left" if self._done else ""
+        self._console.print(f"{what} …{rest}", highlight=False)
+        self._started = time.monotonic()
+
+    def end(self, cost: float) -> None:
+        self._spent += time.monotonic() - self._started
+        self._done, self._left = self._done + cost, self._left - cost
+
+    def _minutes(self) -> str:
+        seconds = self._spent / self._done * max(self._left, 0.0)
+        return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} minutes"

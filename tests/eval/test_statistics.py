@@ -1,0 +1,85 @@
+"""Intervals and tests against cases worked out by hand, against scipy's own, and against what intervals promise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from eval import statistics
+from kvcomm.errors import InvalidInput
+
+
+def test_mcnemar_by_hand() -> None:
+    # 5 prompts only dense solves, 1 only the method: 2 * (C(6,0) + C(6,1)) / 2^6 = 14/64
+    dense = [True] * 5 + [False] + [True] * 3 + [False] * 2
+    method = [False] * 5 + [True] + [True] * 3 + [False] * 2
+    assert statistics.mcnemar(dense, method) == pytest.approx(14 / 64)
+    assert statistics.mcnemar(method, dense) == pytest.approx(14 / 64)
+    assert statistics.mcnemar([True, False], [True, False]) == 1.0
+    assert statistics.mcnemar([True, False], [False, True]) == 1.0
+
+
+def test_interval_of_two_prompts_by_hand() -> None:
+    # resamples of {0, 1}: means 0, 1/2, 1 with 1/4, 1/2, 1/4; the middle 95 % reaches from 0 to 1
+    found = statistics.mean([0.0, 1.0])
+    assert (found.value, found.low, found.high, found.n) == (0.5, 0.0, 1.0, 2)
+
+
+def test_interval_is_scipys() -> None:
+    values = np.random.default_rng(3).normal(size=12)
+    own = stats.bootstrap(
+        [values], np.mean, n_resamples=10_000, method="percentile", rng=np.random.default_rng(0), batch=1_000
+    ).confidence_interval
+    found = statistics.mean(values.tolist())
+    assert (found.low, found.high) == pytest.approx((own.low, own.high))
+
+
+def test_paired_prompts_are_resampled_together() -> None:
+    slow = [1.0, 2.0, 4.0, 8.0, 16.0]
+    found = statistics.ratio_of_medians(slow, [t / 2 for t in slow])
+    assert (found.value, found.low, found.high) == pytest.approx((2.0, 2.0, 2.0))
+    shifted = statistics.mean_difference(slow, [t + 0.25 for t in slow])
+    assert (shifted.value, shifted.low, shifted.high) == pytest.approx((0.25, 0.25, 0.25))
+
+
+def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(11)
+    held = 0
+    for _ in range(60):
+        found = statistics.mean(rng.normal(size=25).tolist())
+        held += found.low <= 0.0 <= found.high
+    assert 50 <= held <= 60
+
+
+def test_percentiles_by_hand_and_by_whole_groups() -> None:
+    values = [float(n) for n in range(1, 101)]
+    assert statistics.percentile([[v] for v in values], 99).value == pytest.approx(99.01)
+    assert statistics.percentile([values], 50).value == pytest.approx(50.5)
+    found = statistics.percentile([[1.0, 1.0], [3.0, 3.0]], 50)
+    assert (found.value, found.low, found.high, found.n) == (2.0, 1.0, 3.0, 2)
+
+
+def test_one_prompt_has_no_interval() -> None:
+    found = statistics.mean([0.25])
+    assert (found.low, found.high, found.n) == (0.25, 0.25, 1)
+
+
+def test_rank_correlation() -> None:
+    assert statistics.rank_correlation([1, 2, 3, 4], [10, 20, 30, 1000]) == pytest.approx(1.0)
+    # ranks 1 2 3 against 3 1 2: 1 - 6 * (4 + 1 + 1) / (3 * 8) = -1/2
+    assert statistics.rank_correlation([1, 2, 3], [3, 1, 2]) == pytest.approx(-0.5)
+    assert statistics.rank_correlation([1, 1, 1], [3, 1, 2]) is None
+
+
+def test_rows_of_a_prompt_count_once() -> None:
+    rows = [{"case": "a", "kl": 1.0}, {"case": "a", "kl": 3.0}, {"case": "b", "kl": 8.0}]
+    assert statistics.by_prompt(rows, "kl") == {"a": 2.0, "b": 8.0}
+
+
+@pytest.mark.parametrize("samples", [([],), ([1.0, 2.0], [1.0])])
+def test_samples_that_do_not_fit_are_named(samples: tuple[list[float], ...]) -> None:
+    with pytest.raises(InvalidInput, match="one value a prompt"):
+        statistics.bootstrap(*samples, statistic=np.mean)
+    with pytest.raises(InvalidInput, match="at least one"):
+        statistics.percentile([[1.0], []], 50)
