@@ -21,7 +21,7 @@ export PIP_FLAGS
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo test lint format test-latest kernels bench bench-store soak clean
+.PHONY: help demo test lint format test-latest kernels bench bench-store bench-transfer demo-cluster soak clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -43,6 +43,10 @@ $(LATEST_READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	$(BIN)/python -m eval demo $(DEMO_FLAGS)
+
+# A service and two engines: TTFT cold, from own memory, and in a process that has never seen the prompt.
+demo-cluster: $(READY)
+	$(BIN)/python -m benchmarks.cluster
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -74,10 +78,14 @@ bench: $(READY)
 bench-store: $(READY)
 	$(BIN)/python -m benchmarks.store --out results/bench-store.json
 
+bench-transfer: $(READY)
+	$(BIN)/python -m benchmarks.transfer --out results/bench-transfer.json
+
 # Long runs whose short forms are in `make test`; about half an hour.
 soak: $(READY)
 	$(BIN)/python -m tests.soak.kill --kills 200 --out results/soak-store.json
 	$(BIN)/python -m tests.soak.isolation --tries 100000 --out results/soak-store.json
+	$(BIN)/python -m tests.soak.service --kills 100 --out results/soak-service.json
 	$(BIN)/python -m tests.soak.keys --keys 1000000 --out results/soak-store.json
 
 clean:

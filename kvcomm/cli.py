@@ -5,10 +5,12 @@ from __future__ import annotations
 import typer
 
 import kvcomm
+from kvcomm.serve.cli import app as anchors_app
 from kvcomm.store_cli import app as store_app
 
 app = typer.Typer(name="kvcomm", help="Reuse KV caches of text at any position.", no_args_is_help=True)
 app.add_typer(store_app, name="store")
+app.add_typer(anchors_app, name="anchors")
 
 
 @app.callback()

@@ -39,9 +39,17 @@ class DeadlineExceeded(StoreUnavailable):
     """The wait for a tier ended at its deadline, before an answer."""
 
 
-class Superseded(StoreError):
-    """A node's epoch is not its present one: it was opened again elsewhere, or what it knew was forgotten."""
+class Overloaded(StoreUnavailable):
+    """A service has as much to do as it may take on; nothing was done, try again later."""
+
+
+class ProtocolError(StoreUnavailable):
+    """The other side of a connection sent what the protocol does not allow; the connection was closed."""
 
 
 class AccessDenied(StoreError):
     """The token is missing, unknown, expired or revoked, or lacks the right that the call needs."""
+
+
+class Superseded(StoreError):
+    """A node's epoch is not its present one: it was opened again elsewhere, or what it knew was forgotten."""

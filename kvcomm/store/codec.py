@@ -27,6 +27,7 @@ from kvcomm.store.format import (
     decode_header,
     decode_preamble,
     encode_head,
+    frames,
     seed,
 )
 from kvcomm.store.seal import EntryCipher, Keyring
@@ -137,6 +138,10 @@ class SeenHeads:
 class EntryReader:
     """Reads one entry from a source. Making one checks preamble, header and token ids, and nothing of the layers.
 
+    Attributes:
+        lead_bytes: bytes before the first layer's frame: preamble, header and token ids.
+        layer_bytes: bytes of each layer's frame.
+
     Raises:
         CorruptEntry: anything at all differs from what the format and ``key`` (if given) ask for.
     """
@@ -154,7 +159,8 @@ class EntryReader:
         self.head, self._frames = self._checked.head, self._checked.frames
         self._room: tuple[memoryview, memoryview] | None = None
         self.name = self._preamble.name.hex()
-        self.nbytes = source.size
+        self.nbytes, self.sealed = source.size, self._preamble.sealed
+        self.lead_bytes, self.layer_bytes = self._frames[1].offset, self._frames[1].nbytes
 
     def _check(self, first: bytes, namespace: str, key: CacheKey | None, keyring: Keyring | None) -> CheckedHead:
         preamble = decode_preamble(first[:PREAMBLE_BYTES], self._source.size)
@@ -235,6 +241,14 @@ class EntryReader:
         for part in range(1, len(self._frames)):
             self._read(part, _room(self._frames[part]))
 
+    def check_frame(self, part: int, data: memoryview) -> None:
+        """Check a plain frame where it lies in ``data``, the whole entry. Raises CorruptEntry."""
+        frame = self._frames[part]
+        end = frame.offset + frame.nbytes - CHECK_BYTES
+        if checksum(self._preamble.bound, part, [data[frame.offset : end]]) != data[end : end + CHECK_BYTES]:
+            raise CorruptEntry(f"frame {part} fails its checksum; the entry is not used")
+        _match_head(frame, data[frame.offset : frame.offset + len(frame.head)])
+
     def _read(self, part: int, tensors: Sequence[torch.Tensor]) -> None:
         self._fill(part, [buffer_of(t) for t in tensors])
 
@@ -257,6 +271,34 @@ class EntryReader:
         if check != rest[frame.padding :]:
             raise CorruptEntry(f"frame {part} fails its checksum; the entry is not used")
         _match_head(frame, head)
+
+
+def entry_view(data: memoryview, namespace: str) -> tuple[Head, Entry]:
+    """A plain, ``raw`` entry that lies whole in memory, every byte checked; its KV are views of ``data``, not copies.
+
+    Raises:
+        CorruptEntry: anything at all differs from what the format asks for.
+    """
+    reader = EntryReader(BytesSource(data), namespace)
+    head, segment = reader.head, reader.segment()
+    if head.encoding != "raw":
+        raise CorruptEntry(f"an entry in encoding {head.encoding} cannot be viewed; send it as raw")
+    model, at = head.key.fingerprint, reader.lead_bytes
+    for part in range(1, model.n_layers + 1):
+        reader.check_frame(part, data)
+    spec = layer_frame(head).specs[0]
+    width = spec.dtype.itemsize
+    flat = torch.frombuffer(data, dtype=spec.dtype, offset=at, count=model.n_layers * reader.layer_bytes // width)
+    shape = (model.n_layers, *spec.shape)
+    strides = (reader.layer_bytes // width, head.tokens * model.head_dim, model.head_dim, 1)
+    first = len(layer_frame(head).head) // width
+    keys, values = (flat.as_strided(shape, strides, first + n * spec.nbytes // width) for n in range(2))
+    return head, Entry(segment, SegmentKV(keys, values), head.attributes)
+
+
+def layer_frame(head: Head) -> Frame:
+    """Where the first layer's frame would lie in an entry without a lead."""
+    return frames(head, 0)[1]
 
 
 def checksum(bound: bytes, part: int, buffers: Sequence[memoryview]) -> bytes:

@@ -46,6 +46,7 @@ class DiskHandle(Handle):
         self._reader = reader
         self._on_corrupt = on_corrupt
         self._using = threading.Lock()
+        self._fd = fd
         self._close = weakref.finalize(self, files.close, fd)
 
     def layer_into(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -56,6 +57,17 @@ class DiskHandle(Handle):
         out.check(self.key.fingerprint, len(self.segment))
         with self._reading():
             self._reader.read_into(out)
+
+    @property
+    def lead_bytes(self) -> int:
+        """Bytes of the file before its first layer; 0 where what lies in it is sealed and of use to nobody else."""
+        return 0 if self._reader.sealed else self._reader.lead_bytes
+
+    @contextmanager
+    def file(self) -> Iterator[int]:
+        """The open file's descriptor, for those who send it on as it is; it stays open inside."""
+        with self._reading():
+            yield self._fd
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

@@ -184,12 +184,12 @@ class StoreContract:
         assert store.delete_group(ONE, "") == 0
 
     def test_time_to_live(self, store: Store) -> None:
-        short, long = Attributes(ttl_s=0.05), Attributes(ttl_s=60)
+        short, long = Attributes(ttl_s=0.4), Attributes(ttl_s=60)
         store.put(*sample(0, attributes=short))
         store.put(*sample(1, attributes=long))
         store.put(*sample(2, attributes=short))
         assert store.touch(sample(2)[0], ttl_s=60)
-        time.sleep(0.06)
+        time.sleep(0.42)
         assert store.get(sample(0)[0]) is None
         assert not store.contains(sample(0)[0])
         assert store.contains(sample(1)[0])

@@ -1,0 +1,194 @@
+"""Calls that change what is held: put in one frame or in parts, blobs, deletions, times to live, flights."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import replace
+
+from kvcomm.errors import AccessDenied, StoreUnavailable
+from kvcomm.serve.call import Call
+from kvcomm.serve.uploads import PART_BYTES
+from kvcomm.store.base import MAX_GROUP_CHARS, MAX_LEASE_S, Receipt
+from kvcomm.store.codec import entry_view
+from kvcomm.transfer.names import MAX_NBYTES
+
+_LEASE_MS = int(MAX_LEASE_S * 1000)
+_MAX_MS = 2**53
+
+
+def put(call: Call) -> None:
+    """A whole entry in one frame."""
+    left = call.asked.optional_integer("left_ms", 1, _MAX_MS)
+    call.asked.end()
+    _store(call, memoryview(call.payload()), left)
+
+
+def begin(call: Call) -> None:
+    """Reserve room for a value that comes in parts; tells which parts are here already."""
+    name, nbytes = call.asked.digest("upload", 32), call.asked.integer("nbytes", 1, MAX_NBYTES)
+    lease_ms = call.asked.integer("lease_ms", 1, _LEASE_MS)
+    key = call.key() if call.asked.truth("entry") else None
+    call.no_payload()
+    with call.core.admission.slot():
+        if key is not None and call.core.store.contains(key, deadline_s=call.left_s()):
+            call.answer({"held": True, "part_bytes": PART_BYTES, "parts": [], "durable": call.core.store.durable})
+            return
+        upload = call.core.uploads.begin(call.grant.namespace, name, nbytes, lease_ms / 1000)
+    call.answer({"held": False, "part_bytes": PART_BYTES, "parts": sorted(upload.parts), "durable": False})
+
+
+def part(call: Call) -> None:
+    """One part of an upload, received where it belongs."""
+    name, number = call.asked.digest("upload", 32), call.asked.integer("part", 0, 2**20)
+    call.asked.end()
+    upload = call.core.uploads.find(call.grant.namespace, name)
+    with call.core.uploads.part(upload, number, call.preamble.payload_bytes) as room:
+        call.payload_into(room)
+    call.answer()
+
+
+def commit(call: Call) -> None:
+    """Keep an entry all of whose parts arrived."""
+    name, left = call.asked.digest("upload", 32), call.asked.optional_integer("left_ms", 1, _MAX_MS)
+    call.no_payload()
+    _store(call, _whole(call, name), left, name)
+
+
+def abort(call: Call) -> None:
+    """Give an upload up."""
+    name = call.asked.digest("upload", 32)
+    call.no_payload()
+    call.core.uploads.end(call.core.uploads.find(call.grant.namespace, name))
+    call.answer()
+
+
+def blob_write(call: Call) -> None:
+    """Replace a blob by an upload, if it still is what the caller has read."""
+    name, old = call.asked.digest("upload", 32), call.asked.text("old", 64)
+    model, blob = call.fingerprint(), call.asked.text("name", 64)
+    call.no_payload()
+    data = bytes(_whole(call, name))
+    same = True
+
+    def merge(found: bytes | None) -> bytes:
+        nonlocal same
+        same = blob_digest(found) == old
+        if not same:
+            raise _Changed()
+        return data
+
+    try:
+        with call.core.admission.slot():
+            call.core.store.blobs.update((call.namespace, model), blob, merge, deadline_s=call.left_s())
+    except _Changed:
+        pass
+    call.core.uploads.end(call.core.uploads.find(call.grant.namespace, name))
+    call.answer({"written": same})
+
+
+def blob_delete(call: Call) -> None:
+    """Forget a blob."""
+    model, name = call.fingerprint(), call.asked.text("name", 64)
+    call.no_payload()
+    with call.core.admission.slot():
+        call.answer({"found": call.core.store.blobs.delete((call.namespace, model), name)})
+
+
+def delete(call: Call) -> None:
+    """Forget an entry."""
+    key = call.key()
+    call.no_payload()
+    with call.core.admission.slot():
+        call.answer({"found": call.core.store.delete(key, deadline_s=call.left_s())})
+
+
+def delete_group(call: Call) -> None:
+    """Forget a group, and tell those who watch."""
+    group = call.asked.text("group", MAX_GROUP_CHARS)
+    call.no_payload()
+    with call.core.admission.slot():
+        count = call.core.store.delete_group(call.namespace, group, deadline_s=call.left_s()) if group else 0
+    version = call.core.drops.add(call.grant.namespace, group) if group else call.core.drops.last(call.grant.namespace)
+    call.answer({"count": count, "version": version})
+
+
+def delete_namespace(call: Call) -> None:
+    """Forget everything of the namespace, and tell those who watch."""
+    call.no_payload()
+    with call.core.admission.slot():
+        count = call.core.store.delete_namespace(call.namespace, deadline_s=call.left_s())
+    version = call.core.drops.add(call.grant.namespace, "")
+    call.core.on_admin("delete_namespace", call.grant, {"entries": count})
+    call.answer({"count": count, "version": version})
+
+
+def touch(call: Call) -> None:
+    """Count a use, and perhaps renew a time to live."""
+    key, ttl = (
+        call.key(),
+        call.asked.optional_integer("ttl_ms", 1, _MAX_MS),
+    )
+    call.no_payload()
+    with call.core.admission.slot():
+        seconds = None if ttl is None else ttl / 1000
+        call.answer({"found": call.core.store.touch(key, ttl_s=seconds, deadline_s=call.left_s())})
+
+
+def flush(call: Call) -> None:
+    """Wait until everything acknowledged is as durable as it gets."""
+    call.no_payload()
+    with call.core.admission.slot():
+        call.core.store.flush(deadline_s=call.left_s())
+    call.answer()
+
+
+def claim(call: Call) -> None:
+    """Be the one who computes a missing key, or wait for the one who is."""
+    key = call.key()
+    lease_ms = call.asked.integer("lease_ms", 1, _LEASE_MS)
+    call.no_payload()
+    holder = None
+    while not call.core.store.contains(key, deadline_s=call.left_s()):
+        holder = call.core.claims.take(key.digest, lease_ms / 1000)
+        if holder is not None or not call.core.claims.wait(key.digest, call.deadline):
+            break
+    call.answer({"held": holder is None, "holder": holder or ""})
+
+
+def unclaim(call: Call) -> None:
+    """Give a claim back without having put the key."""
+    key, holder = call.key(), call.asked.digest("holder", 32)
+    call.no_payload()
+    call.answer({"found": call.core.claims.give_back(key.digest, holder)})
+
+
+def blob_digest(data: bytes | None) -> str:
+    """SHA-256 hex digest of a blob; the empty text for none."""
+    return "" if data is None else hashlib.sha256(data).hexdigest()
+
+
+class _Changed(Exception):
+    """Another client replaced the blob in between."""
+
+
+def _whole(call: Call, name: str) -> memoryview:
+    upload = call.core.uploads.find(call.grant.namespace, name)
+    if not upload.whole:
+        raise StoreUnavailable(f"upload {name[:8]} has {len(upload.parts)} parts, more are missing; begin it again")
+    return upload.data[: upload.nbytes]
+
+
+def _store(call: Call, data: memoryview, left_ms: int | None, upload: str = "") -> None:
+    with call.core.admission.slot():
+        head, entry = entry_view(data, call.grant.namespace)
+        if head.key.namespace != call.namespace:
+            raise AccessDenied(f"the entry is of another namespace than the token's, {call.namespace}; use its token")
+        entry.check(head.key)
+        if left_ms is not None:
+            entry = replace(entry, expires_s=time.time() + left_ms / 1000)
+        receipt: Receipt = call.core.store.put(head.key, entry, deadline_s=call.left_s())
+    if upload:
+        call.core.uploads.end(call.core.uploads.find(call.grant.namespace, upload))
+    call.core.claims.give_back(head.key.digest)
+    call.answer({"stored": receipt.stored, "durable": receipt.durable, "nbytes": receipt.nbytes})

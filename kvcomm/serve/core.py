@@ -1,0 +1,56 @@
+"""What all connections share: the store, values on their way, claims, drops, and the hooks that count and log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvcomm.serve.admission import Admission
+from kvcomm.serve.claims import Claims
+from kvcomm.serve.drops import Drops
+from kvcomm.serve.uploads import Uploads
+from kvcomm.store.base import Store
+from kvcomm.transfer.auth import Grant
+
+Authenticate = Callable[[bytes], Grant]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """One call, as counters and logs see it; never content.
+
+    Attributes:
+        call: name of the call, one of a fixed list.
+        outcome: ``ok``, ``miss``, or the code of a refusal.
+        seconds: from the arrival of its header to the end of its answer.
+        received, sent: payload bytes and all else, on the wire.
+    """
+
+    call: str
+    namespace: str
+    outcome: str
+    seconds: float
+    received: int
+    sent: int
+
+
+@dataclass
+class Core:
+    """Parts of one service.
+
+    Attributes:
+        authenticate: a token's bytes to what it may do; raises AccessDenied.
+        holds: whether a grant still holds; asked before each call.
+        on_done: called after each call, from many threads.
+        on_admin: called with (act, grant, facts) for each administrative act.
+    """
+
+    store: Store
+    authenticate: Authenticate
+    uploads: Uploads
+    drops: Drops
+    claims: Claims = field(default_factory=Claims)
+    admission: Admission = field(default_factory=Admission)
+    holds: Callable[[Grant], bool] = lambda grant: True
+    on_done: Callable[[Done], None] = lambda done: None
+    on_admin: Callable[[str, Grant, dict[str, str | int]], None] = lambda act, grant, facts: None
