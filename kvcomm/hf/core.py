@@ -22,6 +22,7 @@ from kvcomm.hf.texts import PlainTexts
 from kvcomm.hf.turns import turn
 from kvcomm.reuse.backend import KVBuffer
 from kvcomm.reuse.healing import planning
+from kvcomm.reuse.calibration import UNCALIBRATED, Calibration, find
 from kvcomm.reuse.plan import Plan
 from kvcomm.reuse.policy import Balanced, Dense, Exact, Policy, Reuse
 from kvcomm.reuse.prompt import Prompt
@@ -45,6 +46,7 @@ class Core:
         store: Store | None = None,
         learn: bool = True,
         weights: str | None = None,
+        calibration: Calibration | None = None,
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.backend = HFBackend(model, tokenizer, weights)
@@ -69,6 +71,8 @@ class Core:
         self.pool = pool if pool is not None else BasePool(self.namespace, fingerprint)
         self.book = book if book is not None else OffsetBook(fingerprint)
         self.policy: Policy = policy if policy is not None else Balanced()
+        found = calibration if calibration is not None else find(fingerprint)
+        self.calibration = found if found is not None else UNCALIBRATED
         self.learn = learn
         self._teaches = learn
         self._agents: dict[str, Agent] = {}
@@ -129,7 +133,7 @@ class Core:
         self._check(prompt.token_ids, len(prompt) + room)
         plan = self._plan(prompt, chosen)
         with turn(self.model, self.backend.spec):
-            plan, buffer = prepare(self.backend, plan, chosen, self.book, room)
+            plan, buffer = prepare(self.backend, plan, chosen, self.book, room, self.calibration)
         return Prefilled.of(plan, buffer, cache_argument(self.model), time.perf_counter() - started)
 
     @property

@@ -11,6 +11,7 @@ from typing import Literal
 from kvcomm.anchors.match import Match
 from kvcomm.anchors.pool import Base
 from kvcomm.anchors.statistics import Pair
+from kvcomm.reuse.judgement import Judgement
 from kvcomm.reuse.prompt import Part, Prompt
 
 Action = Literal["exact", "approximate", "new"]
@@ -95,6 +96,7 @@ class Plan:
         seconds: for each part its share, by tokens, of the time that the splice and the passes over its tokens took;
             host time, and empty before the plan was carried out.
         healed_until: position up to which all was computed once more over exact KV (kvcomm.reuse.healing).
+        judgement: how close the call is predicted to be to a dense one, where the policy bounds that.
     """
 
     prompt: Prompt
@@ -103,6 +105,7 @@ class Plan:
     extra_tokens: float = 0.0
     seconds: tuple[float, ...] = ()
     healed_until: int = 0
+    judgement: Judgement | None = None
 
     def spending(self, seconds: float, positions: Sequence[int]) -> Plan:
         """This plan with ``seconds`` spent on computing ``positions`` (increasing), shared out by tokens."""
@@ -164,11 +167,14 @@ class Plan:
     def __str__(self) -> str:
         took = f", {sum(self.seconds):.3f} s" if self.seconds else ""
         lines = [f"{self.counts.total} tokens: {self.why}{took}"]
+        lines += [f"  {self.judgement}"] if self.judgement is not None else []
         for n, part in enumerate(self.parts):
             again = f", {len(part.recompute)} recomputed" if part.recompute else ""
             took = f"  {self.seconds[n]:.3f} s" if self.seconds else ""
+            own = self.judgement.parts[n] if self.judgement is not None else None
+            judged = f"; predicted KL {own.kl:.2g}" if own is not None else ""
             lines.append(
                 f"  {part.start:>6}  {len(part.part.segment):>5} tokens{took}  {part.part.label:<24} "
-                f"{part.action}{again}: {part.why}"
+                f"{part.action}{again}: {part.why}{judged}"
             )
         return "\n".join(lines)

@@ -10,6 +10,7 @@ from kvcomm.anchors.pool import Base, BasePool
 from kvcomm.anchors.statistics import Pair
 from kvcomm.errors import InvalidInput
 from kvcomm.keys import Origin
+from kvcomm.reuse.calibration import check_confidence
 from kvcomm.reuse.near import check_near, nearest
 from kvcomm.reuse.plan import PartPlan, Plan
 from kvcomm.reuse.prompt import Part, Prompt
@@ -96,6 +97,9 @@ class Reuse:
         near: share of tokens that a text of which no base is held must have in common with one of which there is, for
             that one's KV to be reused where the two are equal (kvcomm.reuse.near); 0.8 is sensible, 1 turns it off.
         after_edit: tokens in common that are computed again behind each place where such texts differ.
+        max_kl: mean KL in nats from the dense answer that is accepted; above it more is computed (kvcomm.reuse.trust).
+            None judges nothing and bounds nothing.
+        confidence: the share of calls that shall stay below it, 0.5 to 0.95.
 
     Raises:
         InvalidInput: a field is outside what it may be; the message names it.
@@ -108,8 +112,13 @@ class Reuse:
     learn_first: int = 2
     near: float = 1.0
     after_edit: int = 4
+    max_kl: float | None = None
+    confidence: float = 0.9
 
     def __post_init__(self) -> None:
+        check_confidence(self.confidence)
+        if self.max_kl is not None and not self.max_kl > 0:
+            raise InvalidInput(f"max_kl is {self.max_kl}; give a KL above 0 nats, or None for no bound")
         check_near(self.near, self.after_edit)
         if not 0.0 <= self.dense_above <= 1.0 or not isinstance(self.learn_first, int) or self.learn_first < 0:
             raise InvalidInput(
@@ -177,18 +186,12 @@ class Balanced(Reuse):
     """The default: offsets, and where tokens and their segments are expected to be furthest off, 8 tokens a segment
     recomputed.
 
-    Attributes:
-        max_kl: the mean KL in nats that a user accepts. Until closeness can be predicted before the first token it
-            bounds nothing: it is kept for the report, and docs/methods.md has what was measured.
+    What that is expected to cost in closeness is predicted before the first token, and more is computed where it would be
+    too much.
     """
 
-    max_kl: float = 0.05
+    max_kl: float | None = 0.05
     select: Selection = _FURTHEST_OFF
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.max_kl > 0:
-            raise InvalidInput(f"max_kl is {self.max_kl}; give a KL above 0 nats")
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,24 @@ from kvcomm.anchors.pool import BasePool
 from kvcomm.anchors.statistics import Pair
 from kvcomm.keys import Recipe
 from kvcomm.reuse.backend import KVBuffer, ModelBackend
+from kvcomm.reuse.calibration import UNCALIBRATED, Calibration
 from kvcomm.reuse.plan import Plan
 from kvcomm.reuse.policy import Policy, Reuse
 from kvcomm.reuse.select import Scene
 from kvcomm.reuse.splice import cut, splice
+from kvcomm.reuse.trust import Trust
 from kvcomm.rope.view import LinearMap
 from kvcomm.types import Segment, SegmentKV, digest_tokens
 
 
-def prepare(backend: ModelBackend, plan: Plan, policy: Policy, book: OffsetBook, room: int) -> tuple[Plan, KVBuffer]:
+def prepare(
+    backend: ModelBackend,
+    plan: Plan,
+    policy: Policy,
+    book: OffsetBook,
+    room: int,
+    calibration: Calibration = UNCALIBRATED,
+) -> tuple[Plan, KVBuffer]:
     """Splice, select and recompute until all that is left to compute is a run of tokens at the prompt's end.
 
     Returns:
@@ -36,6 +45,15 @@ def prepare(backend: ModelBackend, plan: Plan, policy: Policy, book: OffsetBook,
         selected = policy.select.choose(Scene(backend, plan, buffer, book))
         plan = policy.settle(plan.recomputing(selected.positions, selected.extra_tokens))
         plan = plan.spending(time.perf_counter() - began, selected.positions)
+        if policy.max_kl is not None and plan.counts.approximate:
+            began = time.perf_counter()
+            trust = Trust(policy.max_kl, policy.confidence, calibration)
+            plan = trust.run(backend, trust.probing(plan), buffer, book)
+            settled = policy.settle(plan)
+            if settled is plan:
+                buffer.length = _tail_start(plan)
+                return plan.spending(time.perf_counter() - began, plan.computed), buffer
+            plan = settled
     tail = _tail_start(plan)
     buffer.length = tail
     middle = [p for p in plan.computed if p < tail]
