@@ -23,10 +23,11 @@ from kvcomm.hf.turns import turn
 from kvcomm.reuse.backend import KVBuffer
 from kvcomm.reuse.healing import planning
 from kvcomm.reuse.calibration import UNCALIBRATED, Calibration, find
+from kvcomm.reuse.cost import Costs
 from kvcomm.reuse.plan import Plan
 from kvcomm.reuse.policy import Balanced, Dense, Exact, Policy, Reuse
 from kvcomm.reuse.prompt import Prompt
-from kvcomm.reuse.run import keep, keep_reply, observe, prepare
+from kvcomm.reuse.run import Estimates, keep, keep_reply, observe, prepare
 from kvcomm.store.base import Store
 from kvcomm.types import Namespace, Segment
 
@@ -47,6 +48,7 @@ class Core:
         learn: bool = True,
         weights: str | None = None,
         calibration: Calibration | None = None,
+        costs: Costs | None = None,
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.backend = HFBackend(model, tokenizer, weights)
@@ -73,6 +75,7 @@ class Core:
         self.policy: Policy = policy if policy is not None else Balanced()
         found = calibration if calibration is not None else find(fingerprint)
         self.calibration = found if found is not None else UNCALIBRATED
+        self.costs = costs if costs is not None else Costs()
         self.learn = learn
         self._teaches = learn
         self._agents: dict[str, Agent] = {}
@@ -133,7 +136,7 @@ class Core:
         self._check(prompt.token_ids, len(prompt) + room)
         plan = self._plan(prompt, chosen)
         with turn(self.model, self.backend.spec):
-            plan, buffer = prepare(self.backend, plan, chosen, self.book, room, self.calibration)
+            plan, buffer = prepare(self.backend, plan, chosen, self.book, room, Estimates(self.calibration, self.costs))
         return Prefilled.of(plan, buffer, cache_argument(self.model), time.perf_counter() - started)
 
     @property
@@ -178,6 +181,12 @@ class Core:
                 "own tokenizer"
             )
 
+    def _took(self, plan: Plan, seconds: float) -> None:
+        """Learn from the time that a prefill took that was left to the model's own generate."""
+        if self.costs.rates is not None and len(plan.computed) == len(plan.prompt):
+            token_bytes = self.backend.spec.fingerprint.bytes_per_token
+            self.costs.refine("dense", self.costs.forecast(plan, "", token_bytes), seconds)
+
     def _finish(self, buffer: KVBuffer, token_ids: Sequence[int]) -> None:
         """Compute the KV of the ids that ``buffer`` does not hold yet."""
         start = buffer.length
@@ -189,6 +198,9 @@ class Core:
         """Observe offsets for the engine's policy, and keep what a call under ``policy`` can be served from again."""
         teaches = self._teaches
         observed = observe(self.book, self.backend, buffer, plan, self.pool, planning(self.policy)) if teaches else 0
+        if isinstance(self.policy, Reuse) and self.policy.gate:
+            self.costs.measure(self.backend)  # behind the answer, so that no call's first token waits for it
+        observed = observe(self.book, self.backend, buffer, plan, self.pool, self.policy) if self._teaches else 0
         keep(self.pool, self.backend, buffer, plan, every_exact=isinstance(policy, Exact))
         if label:
             keep_reply(self.pool, self.backend, buffer, plan, reply, label)

@@ -47,6 +47,9 @@ class Engine(Core):
         learn: whether calls add bases and offsets. With False the pool is frozen and equal greedy calls give equal
             tokens.
         weights: a digest of the weights that the caller vouches for, to skip reading them all.
+        calibration: from a call's errors to its closeness; unless given, the one that ``kvcomm calibrate`` kept for
+            this model, or one that came with the package. Without any, bounds are cautious.
+        costs: what prefill and reuse take on this machine; unless given, measured behind the first answer.
 
     Raises:
         UnsupportedModel: naming what cannot be reused correctly.

@@ -54,8 +54,14 @@ class Calibration:
 
     def __post_init__(self) -> None:
         numbers = [self.intercept, *self.powers, *self.margins]
-        if len(self.powers) != len(NAMES) or len(self.margins) != len(QUANTILES) or not all(map(math.isfinite, numbers)):
-            raise InvalidInput(f"a calibration has {len(NAMES)} powers and {len(QUANTILES)} margins, all finite numbers")
+        if (
+            len(self.powers) != len(NAMES)
+            or len(self.margins) != len(QUANTILES)
+            or not all(map(math.isfinite, numbers))
+        ):
+            raise InvalidInput(
+                f"a calibration has {len(NAMES)} powers and {len(QUANTILES)} margins, all finite numbers"
+            )
         if min(self.powers) < 0 or min(self.margins) <= 0 or list(self.margins) != sorted(self.margins):
             raise InvalidInput("powers must be 0 or more, and margins above 0 and not decreasing; calibrate again")
 
@@ -136,25 +142,25 @@ def fit(samples: Sequence[tuple[Features, float]], **about: Any) -> Calibration:
         raise InvalidInput(f"{len(used)} calls reused anything approximately; give prompts for at least 20")
     x = np.array([[math.log(max(getattr(found, name), SMALLEST)) for name in NAMES] for found, _ in used])
     y = np.array([math.log(max(kl, SMALLEST)) for _, kl in used])
-    best: tuple[float, float, list[float]] | None = None
+    best = math.inf, 0.0, [0.0] * len(NAMES)
     for size in range(len(NAMES) + 1):
         for chosen in combinations(range(len(NAMES)), size):
             a = np.column_stack([np.ones(len(y)), x[:, chosen]])
             solved = np.linalg.lstsq(a, y, rcond=None)[0]
             squares = float(np.square(a @ solved - y).sum())
-            if (solved[1:] < 0).any() or (best is not None and squares >= best[0]):
+            if (solved[1:] < 0).any() or squares >= best[0]:
                 continue
             powers = [0.0] * len(NAMES)
             for n, c in zip(chosen, solved[1:], strict=True):
                 powers[n] = float(c)
             best = squares, float(solved[0]), powers
-    assert best is not None  # the mean alone is always a candidate
     residuals = np.sort(y - best[1] - x @ np.array(best[2]))
     ranks = [min(math.ceil(q * (len(y) + 1)), len(y)) - 1 for q in QUANTILES]
     return Calibration(best[1], tuple(best[2]), tuple(math.exp(residuals[r]) for r in ranks), len(used), **about)
 
 
-UNCALIBRATED = Calibration(math.log(0.3), (0.3, 0.4, 0.1), (1.0, 4.0, 10.0, 20.0), about="a cautious guess")
+# What one small model showed, its margins several times wider: another model's errors weigh differently.
+UNCALIBRATED = Calibration(3.2, (0.6, 0.0, 0.65), (2.0, 6.0, 12.0, 25.0), about="a cautious guess")
 
 
 def folder() -> Path:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from kvcomm.errors import InvalidInput
 from kvcomm.reuse.backend import KVBuffer, ModelBackend
 from kvcomm.reuse.forecast import Forecast
 from kvcomm.reuse.plan import Plan
@@ -27,6 +28,7 @@ Clock = Callable[[], float]
 _PREFILLS = (32, 128, 384)
 _PASSES = (8, 64)
 _WEIGHT = 0.2  # of one call in the running factors
+_FADE = 0.98
 _STEP = 2.0  # a call counts as at most so many times slower or faster than predicted: machines pause
 _FIRST_PER_SEGMENT = 12.0  # tokens recomputed a segment, until calls have shown it
 
@@ -47,8 +49,12 @@ class Rates:
     def reuse_s(self, recomputed: float, tokens: int, moved_bytes: float) -> float:
         """Of moving what is held and running so many tokens, spread over a prompt of ``tokens``, and its last one."""
         a, b = self.recompute
-        first = self.prefill[0] + self.prefill[1]
-        return a + (b + self.prefill[2] * tokens) * recomputed + self.byte * moved_bytes + first
+        return a + (b + self.prefill[2] * tokens) * recomputed + self.byte * moved_bytes + self.step_s
+
+    @property
+    def step_s(self) -> float:
+        """Of one token."""
+        return self.prefill[0] + self.prefill[1]
 
 
 class Costs:
@@ -82,7 +88,8 @@ class Costs:
             policy: a name for how much is selected; its average over past calls is taken.
             token_bytes: bytes of KV of a token.
         """
-        assert self.rates is not None
+        if self.rates is None:
+            raise InvalidInput("the rates are not known yet; call measure first")
         tokens, head = len(plan.prompt), plan.counts.exact
         segments = sum(part.selectable for part in plan.parts)
         with self._lock:
@@ -102,6 +109,8 @@ class Costs:
         ratio = min(max(seconds / predicted, 1 / _STEP), _STEP)
         with self._lock:
             self.factors[way] *= math.exp(_WEIGHT * math.log(ratio))
+            other = "reuse" if way == "dense" else "dense"
+            self.factors[other] **= _FADE  # what is not tried any more must not be judged by one slow moment for ever
             self.calls[way] += 1
 
     def selected(self, policy: str, plan: Plan) -> None:

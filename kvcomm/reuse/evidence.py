@@ -16,7 +16,9 @@ from kvcomm.reuse.plan import PartPlan, Plan
 RANDOM_PROBES = 2
 _TOKENS_A_PROBE = 8  # shorter segments get fewer probes
 _UNKNOWN_ERROR = 0.3  # of tokens at a place of which nothing was observed: about what re-rotation alone leaves
-_PRIOR_PROBES = 4.0  # weight, in tokens, of the call's ratio against a segment's own probes, and of 1 against the call's
+_PRIOR_PROBES = (
+    4.0  # weight, in tokens, of the call's ratio against a segment's own probes, and of 1 against the call's
+)
 
 
 @dataclass(frozen=True)

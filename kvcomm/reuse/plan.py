@@ -11,6 +11,7 @@ from typing import Literal
 from kvcomm.anchors.match import Match
 from kvcomm.anchors.pool import Base
 from kvcomm.anchors.statistics import Pair
+from kvcomm.reuse.forecast import Forecast
 from kvcomm.reuse.judgement import Judgement
 from kvcomm.reuse.prompt import Part, Prompt
 
@@ -96,6 +97,7 @@ class Plan:
         seconds: for each part its share, by tokens, of the time that the splice and the passes over its tokens took;
             host time, and empty before the plan was carried out.
         healed_until: position up to which all was computed once more over exact KV (kvcomm.reuse.healing).
+        forecast: both times that were predicted, where the policy asks which is shorter.
         judgement: how close the call is predicted to be to a dense one, where the policy bounds that.
     """
 
@@ -105,6 +107,7 @@ class Plan:
     extra_tokens: float = 0.0
     seconds: tuple[float, ...] = ()
     healed_until: int = 0
+    forecast: Forecast | None = None
     judgement: Judgement | None = None
 
     def spending(self, seconds: float, positions: Sequence[int]) -> Plan:
@@ -118,6 +121,14 @@ class Plan:
     def without_kv(self) -> Plan:
         """This plan for people to keep: its bases' KV is let go of, so that what is evicted or forgotten is gone."""
         return replace(self, parts=tuple(replace(part, base=None) for part in self.parts))
+
+    def computing(self, why: str, each: str) -> Plan:
+        """This plan with all that would be reused approximately computed instead, as new."""
+        parts = (
+            PartPlan(part.part, part.start, "new", each) if part.action == "approximate" else part
+            for part in self.parts
+        )
+        return replace(self, parts=tuple(parts), why=why)
 
     def recomputing(self, positions: Sequence[int], extra_tokens: float) -> Plan:
         """This plan with the given positions of its selectable parts computed again, besides those that are anyway."""
@@ -167,7 +178,7 @@ class Plan:
     def __str__(self) -> str:
         took = f", {sum(self.seconds):.3f} s" if self.seconds else ""
         lines = [f"{self.counts.total} tokens: {self.why}{took}"]
-        lines += [f"  {self.judgement}"] if self.judgement is not None else []
+        lines += [f"  {said}" for said in (self.forecast, self.judgement) if said is not None]
         for n, part in enumerate(self.parts):
             again = f", {len(part.recompute)} recomputed" if part.recompute else ""
             took = f"  {self.seconds[n]:.3f} s" if self.seconds else ""

@@ -100,6 +100,8 @@ class Reuse:
         max_kl: mean KL in nats from the dense answer that is accepted; above it more is computed (kvcomm.reuse.trust).
             None judges nothing and bounds nothing.
         confidence: the share of calls that shall stay below it, 0.5 to 0.95.
+        gate: whether a prompt is computed where that is predicted to be faster (kvcomm.reuse.cost); what a call does
+            then depends on the machine's speed.
 
     Raises:
         InvalidInput: a field is outside what it may be; the message names it.
@@ -114,6 +116,7 @@ class Reuse:
     after_edit: int = 4
     max_kl: float | None = None
     confidence: float = 0.9
+    gate: bool = False
 
     def __post_init__(self) -> None:
         check_confidence(self.confidence)
@@ -144,12 +147,8 @@ class Reuse:
         share = 1.0 - plan.reuse_rate
         if not rest or share <= self.dense_above:
             return plan
-        parts = tuple(
-            _new(part.part, part.start, "computed with the rest") if part.action == "approximate" else part
-            for part in plan.parts
-        )
         why = f"dense: {share:.0%} of the tokens must be computed anyway (limit {self.dense_above:.0%})"
-        return replace(plan, parts=parts, why=why)
+        return plan.computing(why, "computed with the rest")
 
     def _part(self, part: Part, start: int, pool: BasePool) -> PartPlan:
         if not len(part.segment):
@@ -186,11 +185,12 @@ class Balanced(Reuse):
     """The default: offsets, and where tokens and their segments are expected to be furthest off, 8 tokens a segment
     recomputed.
 
-    What that is expected to cost in closeness is predicted before the first token, and more is computed where it would be
-    too much.
+    What that costs in closeness is predicted before the first token, and more is computed where it would be too much.
+    Where a full prefill is predicted to be faster, there is one.
     """
 
     max_kl: float | None = 0.05
+    gate: bool = True
     select: Selection = _FURTHEST_OFF
 
 

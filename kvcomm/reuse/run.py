@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, replace
 
 from kvcomm.anchors.book import Observation, OffsetBook
 from kvcomm.anchors.pool import BasePool
@@ -10,6 +11,7 @@ from kvcomm.anchors.statistics import Pair
 from kvcomm.keys import Recipe
 from kvcomm.reuse.backend import KVBuffer, ModelBackend
 from kvcomm.reuse.calibration import UNCALIBRATED, Calibration
+from kvcomm.reuse.cost import Costs
 from kvcomm.reuse.plan import Plan
 from kvcomm.reuse.policy import Policy, Reuse
 from kvcomm.reuse.select import Scene
@@ -19,49 +21,78 @@ from kvcomm.rope.view import LinearMap
 from kvcomm.types import Segment, SegmentKV, digest_tokens
 
 
+@dataclass(frozen=True)
+class Estimates:
+    """What calls are judged by before they run; without costs nothing is gated."""
+
+    calibration: Calibration = UNCALIBRATED
+    costs: Costs | None = None
+
+
 def prepare(
-    backend: ModelBackend,
-    plan: Plan,
-    policy: Policy,
-    book: OffsetBook,
-    room: int,
-    calibration: Calibration = UNCALIBRATED,
+    backend: ModelBackend, plan: Plan, policy: Policy, book: OffsetBook, room: int, by: Estimates | None = None
 ) -> tuple[Plan, KVBuffer]:
     """Splice, select and recompute until all that is left to compute is a run of tokens at the prompt's end.
+
+    Where the policy asks for it, closeness is predicted on the way and more computed (kvcomm.reuse.trust), or all of it
+    is computed because that is faster (kvcomm.reuse.cost).
 
     Returns:
         the plan as it was carried out, and a buffer filled from position 0 to somewhere before the prompt's last
         token, with room for ``room`` tokens after the prompt. Whoever generates computes the rest in its first
         forward: there logits come from.
     """
+    by = by if by is not None else Estimates()
+    costs = by.costs if isinstance(policy, Reuse) and policy.gate and plan.counts.approximate else None
+    started = costs.clock() if costs is not None else 0.0
+    if costs is not None:
+        plan = _gated(backend, plan, policy, costs)
     buffer = backend.buffer(len(plan.prompt) + room)
     began = time.perf_counter()
     _splice_all(buffer, backend, plan, book)
     held = [p for part in plan.parts if part.base is not None for p in range(part.start, part.stop)]
     plan = plan.spending(time.perf_counter() - began, held)
+    computed = False
     if isinstance(policy, Reuse) and plan.counts.approximate:
-        began = time.perf_counter()
         buffer.length = len(plan.prompt)
-        selected = policy.select.choose(Scene(backend, plan, buffer, book))
-        plan = policy.settle(plan.recomputing(selected.positions, selected.extra_tokens))
-        plan = plan.spending(time.perf_counter() - began, selected.positions)
-        if policy.max_kl is not None and plan.counts.approximate:
-            began = time.perf_counter()
-            trust = Trust(policy.max_kl, policy.confidence, calibration)
-            plan = trust.run(backend, trust.probing(plan), buffer, book)
-            settled = policy.settle(plan)
-            if settled is plan:
-                buffer.length = _tail_start(plan)
-                return plan.spending(time.perf_counter() - began, plan.computed), buffer
-            plan = settled
+        plan, computed = _choose(backend, plan, policy, buffer, book, by.calibration)
+        if costs is not None:
+            costs.selected(repr(policy), plan)
     tail = _tail_start(plan)
     buffer.length = tail
     middle = [p for p in plan.computed if p < tail]
-    if middle:
+    if middle and not computed:
         began = time.perf_counter()
         backend.forward(buffer, [plan.prompt.token_ids[p] for p in middle], middle, logits=0)
         plan = plan.spending(time.perf_counter() - began, middle)
+    if costs is not None and costs.rates is not None and plan.forecast is not None and plan.counts.approximate:
+        costs.refine("reuse", plan.forecast, costs.clock() - started + costs.rates.step_s)
     return plan, buffer
+
+
+def _gated(backend: ModelBackend, plan: Plan, policy: Policy, costs: Costs) -> Plan:
+    costs.measure(backend)
+    forecast = costs.forecast(plan, repr(policy), backend.spec.fingerprint.bytes_per_token)
+    plan = replace(plan, forecast=forecast)
+    return plan.computing("dense: predicted to be faster", "computed, which is faster") if forecast.dense else plan
+
+
+def _choose(
+    backend: ModelBackend, plan: Plan, policy: Reuse, buffer: KVBuffer, book: OffsetBook, calibration: Calibration
+) -> tuple[Plan, bool]:
+    """What is computed again of what was spliced; and whether it is computed already, to judge it."""
+    began = time.perf_counter()
+    selected = policy.select.choose(Scene(backend, plan, buffer, book))
+    plan = policy.settle(plan.recomputing(selected.positions, selected.extra_tokens))
+    plan = plan.spending(time.perf_counter() - began, selected.positions)
+    if policy.max_kl is None or not plan.counts.approximate:
+        return plan, False
+    began = time.perf_counter()
+    trust = Trust(policy.max_kl, policy.confidence, calibration)
+    plan = trust.run(backend, trust.probing(plan), buffer, book)
+    plan = plan.spending(time.perf_counter() - began, plan.computed)
+    settled = policy.settle(plan)
+    return settled, settled is plan
 
 
 def _tail_start(plan: Plan) -> int:

@@ -8,6 +8,7 @@ import torch
 
 from kvcomm import Engine, Segment, Slot, System
 from kvcomm.hf.agent import Agent
+from kvcomm.reuse.policy import Balanced
 from kvcomm.reuse.prompt import Prompt
 from kvcomm.types import SegmentKV
 from tests.reuse.scene import error
@@ -15,12 +16,18 @@ from tests.tiny_models import FAMILIES
 from tests.tiny_tokenizer import tiny_tokenizer
 
 GREEDY = {"do_sample": False}
+PLAIN = Balanced(max_kl=None, gate=False)
+"""The default policy without its predictions, which tiny random models make no sense of."""
 TOLERANCE = 2e-5
 """Relative, float32: the tiny models' matmuls round differently when a prefill is cut elsewhere."""
 
 
 def engine_of(family: str = "llama", **options: Any) -> Engine:
-    """A fresh engine on a fresh tiny model, which never ends an answer by itself."""
+    """A fresh engine on a fresh tiny model, which never ends an answer by itself.
+
+    Unless a policy is given, nothing it does hangs on predictions: neither of closeness nor of seconds.
+    """
+    options.setdefault("policy", PLAIN)
     model = FAMILIES[family]()
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0

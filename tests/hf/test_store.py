@@ -16,6 +16,7 @@ from kvcomm.anchors.stored import StoredPool
 from kvcomm.errors import CorruptEntry, InvalidInput, StoreError
 from kvcomm.store import DiskStore, MemoryStore, TieredStore
 from kvcomm.store.faults import HookedFiles
+from tests.hf.engines import PLAIN
 from tests.tiny_models import FAMILIES
 
 Model = tuple[PreTrainedModel, PreTrainedTokenizerBase]
@@ -40,12 +41,12 @@ def teach(engine: Engine) -> None:
 
 
 def test_second_engine_reuses_and_knows_what_the_first_did(tiny: Model, tmp_path: Path) -> None:
-    with DiskStore(tmp_path) as store, Engine(*tiny, store=store) as first:
+    with DiskStore(tmp_path) as store, Engine(*tiny, store=store, policy=PLAIN) as first:
         teach(first)
         warm = first.agents["coder"].generate(task=TASKS[0], plan=PLAN, max_new_tokens=4, options={"do_sample": False})
         learned = first.book.statistics.digest()
     with DiskStore(tmp_path) as store:
-        second = Engine(*tiny, store=store, learn=False)
+        second = Engine(*tiny, store=store, learn=False, policy=PLAIN)
         assert second.book.statistics.digest() == learned
         agent = second.agent("coder", PARTS)
         reply = agent.generate(task=TASKS[0], plan=PLAN, max_new_tokens=4, options={"do_sample": False})
@@ -56,12 +57,12 @@ def test_second_engine_reuses_and_knows_what_the_first_did(tiny: Model, tmp_path
 
 def test_learning_of_several_engines_adds(tiny: Model, tmp_path: Path) -> None:
     with DiskStore(tmp_path) as store:
-        engines = [Engine(*tiny, store=store) for _ in range(2)]
+        engines = [Engine(*tiny, store=store, policy=PLAIN) for _ in range(2)]
         for engine in engines:
             teach(engine)
             engine.flush()
             engine.flush()  # nothing new: nothing is added twice
-        both = Engine(*tiny, store=store).book
+        both = Engine(*tiny, store=store, policy=PLAIN).book
     for pair, sums in engines[0].book.statistics.pairs.items():
         other = engines[1].book.statistics.pairs[pair]
         assert torch.equal(both.statistics.pairs[pair].calls, sums.calls + other.calls)
@@ -69,14 +70,14 @@ def test_learning_of_several_engines_adds(tiny: Model, tmp_path: Path) -> None:
 
 def test_other_namespace_and_other_model_find_nothing(tiny: Model, tmp_path: Path) -> None:
     with DiskStore(tmp_path) as store:
-        with Engine(*tiny, store=store) as first:
+        with Engine(*tiny, store=store, policy=PLAIN) as first:
             teach(first)
         other_model = FAMILIES["llama"]()
         other_model.resize_token_embeddings(len(tiny[1]))
         with torch.no_grad():
             other_model.get_output_embeddings().weight[0, 0] += 1
         for engine in (
-            Engine(*tiny, store=store, namespace="other"),
+            Engine(*tiny, store=store, namespace="other", policy=PLAIN),
             Engine(other_model.eval(), tiny[1], store=store),
         ):
             prompt = engine.agent("coder", PARTS).prompt(task=TASKS[0], plan=PLAN)
@@ -86,9 +87,9 @@ def test_other_namespace_and_other_model_find_nothing(tiny: Model, tmp_path: Pat
 
 def test_tiered_store_serves_the_engine(tiny: Model, tmp_path: Path) -> None:
     with TieredStore([MemoryStore(max_bytes=64 << 20), DiskStore(tmp_path)]) as store:
-        with Engine(*tiny, store=store) as first:
+        with Engine(*tiny, store=store, policy=PLAIN) as first:
             teach(first)
-        second = Engine(*tiny, store=store, learn=False)
+        second = Engine(*tiny, store=store, learn=False, policy=PLAIN)
         prompt = second.agent("coder", PARTS).prompt(task=TASKS[1], plan=PLAN)
         assert second.prefill(prompt, room=1).plan.counts.approximate > 0
 
@@ -125,24 +126,24 @@ def test_learned_offsets_that_could_not_be_saved_are_saved_next_time(tiny: Model
             raise OSError(errno.ENOSPC, "no space left on device")
 
     with DiskStore(tmp_path, files=HookedFiles(hook)) as store:
-        engine = Engine(*tiny, store=store)
+        engine = Engine(*tiny, store=store, policy=PLAIN)
         teach(engine)
         full["now"] = True
         with pytest.raises(StoreError):
             engine.flush()
         full["now"] = False
         engine.flush()
-        assert Engine(*tiny, store=store).book.statistics.digest() == engine.book.statistics.digest()
+        assert Engine(*tiny, store=store, policy=PLAIN).book.statistics.digest() == engine.book.statistics.digest()
 
 
 def test_store_beside_a_pool_is_refused(tiny: Model) -> None:
-    engine = Engine(*tiny)
+    engine = Engine(*tiny, policy=PLAIN)
     with pytest.raises(InvalidInput, match="not both"):
         Engine(*tiny, pool=engine.pool, store=MemoryStore(max_bytes=1 << 20))
 
 
 def test_learned_offsets_survive_the_round_trip_and_nothing_else_is_read(tiny: Model) -> None:
-    engine = Engine(*tiny)
+    engine = Engine(*tiny, policy=PLAIN)
     teach(engine)
     learned = Learned(engine.book.statistics, engine.book.gains)
     fingerprint = engine.pool.fingerprint

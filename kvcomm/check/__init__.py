@@ -1,0 +1,1 @@
+"""Is reuse safe on this model and these prompts? Dense against reused, measured; and the calibration of predictions."""
