@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from kvcomm.anchors.drift import Drift
 from kvcomm.anchors.gain import Gain
 from kvcomm.anchors.offset import LinearOffset, LinearPredictor, OffsetEstimator, Predictor
 from kvcomm.anchors.saved import Learned, dump
@@ -16,6 +18,10 @@ from kvcomm.anchors.variance import OffsetErrors, solve_errors
 from kvcomm.errors import InvalidInput
 from kvcomm.rope.view import LinearMap
 from kvcomm.types import ModelFingerprint, SegmentKV
+
+log = logging.getLogger(__name__)
+_AGED = 0.5
+_TESTED_CALLS = 2
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,7 @@ class OffsetBook:
         self._fresh = None if learned is None else Learned.empty(fingerprint)
         self._solved: tuple[int, OffsetEstimator, Predictor | None] | None = None
         self._errors: tuple[int, OffsetErrors | None] | None = None
+        self.drifts: dict[Pair, Drift] = {}
 
     def learn(self, observations: Sequence[Observation]) -> None:
         """Test the present predictor on all observations, then add them.
@@ -64,6 +71,7 @@ class OffsetBook:
             return
         with self._learning:
             predictor = self.predictor()
+            self._test(observations)
             new = Learned.empty(self.fingerprint)
             for seen in observations:
                 predicted = predictor.predict(seen.pair, seen.base) if predictor else None
@@ -76,6 +84,49 @@ class OffsetBook:
                 if self._fresh is not None:
                     self._fresh.merge(new)
             self.solve()
+
+    def notice(self, ratios: Mapping[Pair, float]) -> None:
+        """Take in how far estimates were off in one call, over what was expected; what no longer holds is let go.
+
+        Where the errors at a pair of places have risen well above what they were, its contexts have changed: what was
+        learned of it counts half, or is dropped, and is learned anew (kvcomm.anchors.drift). What was saved before
+        stays as it was saved.
+        """
+        with self._learning:
+            for pair, ratio in ratios.items():
+                if pair not in self.statistics.pairs:
+                    continue
+                drift = self.drifts.setdefault(pair, Drift())
+                rise, verdict = drift.rise, drift.see(ratio)
+                if verdict == "steady":
+                    continue
+                with self._lock:
+                    for learned in filter(None, (self._learned, self._fresh)):
+                        learned.age(pair, _AGED if verdict == "aged" else 0.0)
+                log.info("%s: errors have risen to %.1f times what they were; %s", pair, max(rise, drift.rise), verdict)
+
+    def _test(self, observations: Sequence[Observation]) -> None:
+        """Notice the errors that estimates would have had over whole segments."""
+        table = self.errors()
+        if table is None:
+            return
+        found: dict[Pair, tuple[float, float]] = {}
+        for seen in observations:
+            sums = self.statistics.pairs.get(seen.pair)
+            if sums is None or not len(seen.base) or float(sums.calls.max()) < _TESTED_CALLS:
+                continue  # from one or two calls nobody knows what to expect
+            estimate = self.estimate(seen.pair, seen.base)
+            off = features(seen.true).double() - features(seen.base).double()
+            if estimate is not None:
+                off = off - features(estimate).double()
+            squares = [half.square().sum(1) for half in (*off.chunk(2, -1), *features(seen.true).double().chunk(2, -1))]
+            keys, values, unit_k, unit_v = (part.sum((1, 2)) for part in squares)
+            tokens = len(seen.base)
+            error = (keys / unit_k.clamp_min(1e-30) + values / unit_v.clamp_min(1e-30)).mean() / 2 * tokens
+            before = found.get(seen.pair, (0.0, 0.0))
+            expected = float(table.expect(seen.pair, tokens).sum())
+            found[seen.pair] = before[0] + float(error), before[1] + expected
+        self.notice({pair: error / max(expected, 1e-12) for pair, (error, expected) in found.items()})
 
     def solve(self) -> None:
         """Solve for what was learned so far, so that the next call's first token does not wait for it."""

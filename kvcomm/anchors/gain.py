@@ -36,6 +36,12 @@ class Gain:
         self.predicted += other.predicted
         self.observed += other.observed
 
+    def age(self, weight: float) -> None:
+        """Let all tests so far count ``weight`` (0 to 1) times."""
+        self.agreement *= weight
+        self.predicted *= weight
+        self.observed *= weight
+
     @property
     def factor(self) -> torch.Tensor:
         """Shrinkage to apply, [layers - 1, 2] in 0 to 1."""

@@ -40,6 +40,18 @@ class Learned:
         for pair, gain in other.gains.items():
             self.gains.setdefault(pair, Gain(self.statistics.layers)).add(gain)
 
+    def age(self, pair: Pair, weight: float) -> None:
+        """Let a pair's means and tests count ``weight`` (0 to 1) times; with 0 they are dropped."""
+        if pair in self.statistics.pairs:
+            if weight > 0:
+                self.statistics.age(pair, weight)
+            else:
+                self.statistics.drop(pair)
+        if weight <= 0:
+            self.gains.pop(pair, None)
+        elif pair in self.gains:
+            self.gains[pair].age(weight)
+
     def forget(self, which: Callable[[str], bool]) -> int:
         """Drop the means and tests of every pair captured or used at a label that ``which`` chooses.
 

@@ -174,14 +174,35 @@ class OffsetStatistics:
         """
         gone = [p for p in self.pairs if label in (p.captured, p.used)]
         for pair in gone:
-            sums = self.pairs.pop(pair)
-            root = sums.tokens.clamp_min(1).sqrt()[:, None]
-            x, y = sums.x / root, sums.y / root
-            self.xx -= x.transpose(2, 3) @ x
-            self.xy -= x.transpose(2, 3) @ y
-            self.yy -= (y * y).sum(2)
-        self.version += bool(gone)
+            self.drop(pair)
         return len(gone)
+
+    def drop(self, pair: Pair) -> None:
+        """Drop one pair's means, which must be there; see forget."""
+        self._weigh(self.pairs.pop(pair), torch.tensor(0.0, dtype=torch.float64))
+        self.version += 1
+
+    def age(self, pair: Pair, weight: float) -> None:
+        """Let what was observed of a pair, which must be there, count as ``weight`` (0 to 1) times as many tokens.
+
+        Its means stay and move faster from now on; a bucket keeps the weight of one token. What it taught the shared
+        map stays: the shared sums lose just the part of the means that centring will no longer take off.
+        """
+        sums = self.pairs[pair]
+        calls = sums.calls * weight
+        self._weigh(sums, (1.0 / sums.tokens.clamp_min(1)).clamp_min(weight))
+        sums.calls = calls
+        self.version += 1
+
+    def _weigh(self, sums: PairSums, weight: torch.Tensor) -> None:
+        """Multiply a pair's sums, and their part of the shared ones, by ``weight``, one or one a bucket."""
+        lost = ((1.0 - weight) / sums.tokens.clamp_min(1)).sqrt()[:, None]
+        x, y = sums.x * lost, sums.y * lost
+        self.xx -= x.transpose(2, 3) @ x
+        self.xy -= x.transpose(2, 3) @ y
+        self.yy -= (y * y).sum(2)
+        sums.tokens = sums.tokens * weight
+        sums.x, sums.y, sums.squares = (held * weight[..., None] for held in (sums.x, sums.y, sums.squares))
 
     @property
     def nbytes(self) -> int:

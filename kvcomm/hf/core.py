@@ -28,6 +28,7 @@ from kvcomm.reuse.plan import Plan
 from kvcomm.reuse.policy import Balanced, Dense, Exact, Policy, Reuse
 from kvcomm.reuse.prompt import Prompt
 from kvcomm.reuse.run import Estimates, keep, keep_reply, observe, prepare
+from kvcomm.reuse.trust import ratios_by_pair
 from kvcomm.store.base import Store
 from kvcomm.types import Namespace, Segment
 
@@ -200,6 +201,8 @@ class Core:
         observed = observe(self.book, self.backend, buffer, plan, self.pool, planning(self.policy)) if teaches else 0
         if isinstance(self.policy, Reuse) and self.policy.gate:
             self.costs.measure(self.backend)  # behind the answer, so that no call's first token waits for it
+        if self._teaches and plan.judgement is not None:
+            self.book.notice(ratios_by_pair(plan))
         observed = observe(self.book, self.backend, buffer, plan, self.pool, self.policy) if self._teaches else 0
         keep(self.pool, self.backend, buffer, plan, every_exact=isinstance(policy, Exact))
         if label:

@@ -158,7 +158,9 @@ def _measure(backend: ModelBackend, clock: Clock) -> Rates:
     a, b, c = _curve(sizes, dense)
     slope = (passes[-1] - passes[0]) / max(few[-1] - few[0], 1)
     per_token = max(slope - c * sizes[-1], b)  # scattered tokens never cost less than those of a prefill
-    return Rates((a, b, c), (max(passes[0] - per_token * few[0], 0.0), per_token), moved / max(part.nbytes, 1))
+    return Rates(
+        (a, b, c), (max(passes[0] - (per_token + c * sizes[-1]) * few[0], 0.0), per_token), moved / max(part.nbytes, 1)
+    )
 
 
 def _curve(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float, float]:

@@ -47,6 +47,10 @@ class PartJudgement:
     ratio: float
     added: int
 
+    def __str__(self) -> str:
+        more = f", {self.added} more recomputed" if self.added else ""
+        return f"predicted KL {self.kl:.2g}, {self.probes} probes off {self.ratio:.1f} times the expected{more}"
+
 
 @dataclass(frozen=True)
 class Judgement:

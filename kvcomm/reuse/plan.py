@@ -183,7 +183,7 @@ class Plan:
             again = f", {len(part.recompute)} recomputed" if part.recompute else ""
             took = f"  {self.seconds[n]:.3f} s" if self.seconds else ""
             own = self.judgement.parts[n] if self.judgement is not None else None
-            judged = f"; predicted KL {own.kl:.2g}" if own is not None else ""
+            judged = f"; {own}" if own is not None else ""
             lines.append(
                 f"  {part.start:>6}  {len(part.part.segment):>5} tokens{took}  {part.part.label:<24} "
                 f"{part.action}{again}: {part.why}{judged}"

@@ -16,10 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
+from statistics import fmean
 
 import torch
 
 from kvcomm.anchors.book import OffsetBook
+from kvcomm.anchors.statistics import Pair
 from kvcomm.errors import UnsupportedModel
 from kvcomm.reuse.backend import KVBuffer, ModelBackend
 from kvcomm.reuse.calibration import Calibration
@@ -119,6 +121,15 @@ class Trust:
             passes,
             tuple(parts),
         )
+
+
+def ratios_by_pair(plan: Plan) -> dict[Pair, float]:
+    """Of a judged plan, each pair of places' observed over expected error, averaged where it occurs twice."""
+    found: dict[Pair, list[float]] = {}
+    for part, judged in zip(plan.parts, plan.judgement.parts if plan.judgement else (), strict=False):
+        if judged is not None and judged.probes and part.pair is not None:
+            found.setdefault(part.pair, []).append(judged.ratio)
+    return {pair: fmean(ratios) for pair, ratios in found.items()}
 
 
 def _halve(e: Evidence, left: torch.Tensor) -> None:

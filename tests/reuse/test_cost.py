@@ -1,0 +1,122 @@
+"""Both times by hand; rates out of a clock that is turned by hand; the gate in an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from kvcomm import Balanced, Dense
+from kvcomm.errors import InvalidInput
+from kvcomm.reuse.backend import KVBuffer
+from kvcomm.reuse.cost import Costs, Rates
+from kvcomm.reuse.forecast import Forecast
+from tests.hf.engines import GREEDY, engine_of, two_agents
+from tests.reuse.scene import backend_of, make_case
+
+SLOW_PREFILL = Rates((0.0, 1.0, 0.0), (0.0, 1.0), 0.0)
+"""A second a token, however it is run: reuse pays."""
+SLOW_REUSE = Rates((0.0, 1e-6, 0.0), (10.0, 1.0), 0.0)
+
+
+class Turned:
+    """A clock that stands still but for what ``work`` adds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Timed:
+    """A backend whose passes take a known time on a turned clock."""
+
+    def __init__(self, clock: Turned) -> None:
+        self._inner, self._clock = backend_of("llama"), clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def forward(self, buffer: KVBuffer, ids: Sequence[int], at: Sequence[int], logits: int) -> torch.Tensor:
+        scattered = len(at) and at[-1] - at[0] + 1 != len(at)
+        self._clock.now += 0.5 + 0.02 * len(at) if scattered else 0.1 + 0.01 * len(at) + 1e-5 * len(at) ** 2
+        return self._inner.forward(buffer, ids, at, logits)
+
+
+def test_rates_are_those_of_the_model() -> None:
+    clock = Turned()
+    rates = Costs(clock=clock).measure(Timed(clock))  # type: ignore[arg-type]
+    assert rates.prefill == pytest.approx((0.1, 0.01, 1e-5), rel=1e-6)
+    a, b = rates.recompute
+    assert a + (b + 1e-5 * 384) * 8 == pytest.approx(0.5 + 0.02 * 8) and rates.byte == 0.0
+    assert a + (b + 1e-5 * 384) * 64 == pytest.approx(0.5 + 0.02 * 64)
+
+
+def test_they_are_measured_once() -> None:
+    clock = Turned()
+    costs = Costs(clock=clock)
+    first = costs.measure(Timed(clock))  # type: ignore[arg-type]
+    before = clock.now
+    assert costs.measure(Timed(clock)) is first and clock.now == before  # type: ignore[arg-type]
+
+
+def test_both_times_by_hand() -> None:
+    rates = Rates((0.1, 0.01, 1e-5), (0.2, 0.02), 1e-3)
+    assert rates.dense_s(100, 300, 2.0) == pytest.approx(0.1 + 0.01 * 200 + 1e-5 * (300**2 - 100**2) + 1e-3 * 2 * 100)
+    assert rates.reuse_s(20, 300, 50.0) == pytest.approx(0.2 + (0.02 + 1e-5 * 300) * 20 + 0.05 + 0.11)
+
+
+def test_a_forecast_counts_what_is_selected_and_moved() -> None:
+    plan = make_case(backend_of("llama"), (6, 40, 5, 30, 4), (9, 12)).plan
+    costs = Costs(SLOW_PREFILL)
+    found = costs.forecast(plan, "p", 10)
+    assert found.dense_s == 85 and found.reuse_s == 6 + 5 + 4 + 2 * 12 + 1 and not found.dense
+    costs.selected("p", replace(plan.recomputing([6, 7, 51], 1.0)))
+    assert costs.forecast(plan, "p", 10).reuse_s == 6 + 5 + 4 + 4 + 1
+    with pytest.raises(InvalidInput, match="measure"):
+        Costs().forecast(plan, "p", 10)
+
+
+def test_real_calls_correct_the_rates() -> None:
+    costs = Costs(SLOW_PREFILL)
+    for _ in range(40):
+        costs.refine("dense", Forecast(10.0 * costs.factors["dense"], 1.0), 15.0)
+    assert costs.factors["dense"] == pytest.approx(1.5, rel=0.01)
+    costs.refine("reuse", Forecast(1.0, 1.0), 1000.0)  # a pause of the machine
+    assert costs.factors["reuse"] < 1.2
+    slow = costs.factors["reuse"]
+    for _ in range(100):
+        costs.refine("dense", Forecast(10.0, 1.0), 10.0)
+    assert 1.0 <= costs.factors["reuse"] < 1 + (slow - 1) / 2  # and is forgotten while nothing is reused
+
+
+@pytest.mark.parametrize("rates, dense", [(SLOW_PREFILL, False), (SLOW_REUSE, True)], ids=["reuse", "dense"])
+def test_the_gate_decides_and_says_so(rates: Rates, dense: bool) -> None:
+    policy = Balanced(learn_first=0, max_kl=None, dense_above=1.0, gate=True)
+    engine = engine_of(policy=policy, costs=Costs(rates))
+    writer, critic = two_agents(engine)
+    task = "a long text that both of them are given to read, which is why it is reused"
+    draft = writer.generate(task=task, max_new_tokens=8, options=GREEDY)
+    reply = critic.generate(task=task, draft=draft, max_new_tokens=2, options=GREEDY)
+    assert reply.plan.forecast is not None and reply.plan.forecast.dense is dense
+    assert (reply.usage.approximate == 0) is dense
+    said = "computed" if dense else "reused"
+    assert f"s reused: {said}" in str(reply.plan)
+    assert engine.costs.calls["dense" if dense else "reuse"] >= 1
+    if dense:
+        own = critic.generate(task=task, draft=draft, max_new_tokens=2, options=GREEDY, policy=Dense())
+        assert own.token_ids == reply.token_ids
+
+
+def test_without_the_field_no_clock_decides() -> None:
+    engine = engine_of(
+        policy=Balanced(learn_first=0, max_kl=None, gate=False, dense_above=1.0), costs=Costs(SLOW_REUSE)
+    )
+    writer, critic = two_agents(engine)
+    draft = writer.generate(task="a text for both", max_new_tokens=8, options=GREEDY)
+    reply = critic.generate(task="a text for both", draft=draft, max_new_tokens=2, options=GREEDY)
+    assert reply.plan.forecast is None and reply.usage.approximate > 0
