@@ -71,8 +71,11 @@ METHODS: dict[str, Method] = {
         Dense(), "KVCOMM as published (arXiv 2510.12872): entropy test, anchors' offsets", True, PaperEngine.over
     ),
     "kvcomm": Method(
-        Balanced(),
-        "captured bases, learned offsets, 8 tokens a segment of largest predicted error recomputed: Balanced()",
+        Balanced(max_kl=None, gate=False),
+        "captured bases, learned offsets, 8 tokens a segment of largest predicted error recomputed",
+    ),
+    "kvcomm-bounded": Method(
+        Balanced(gate=False), "kvcomm, and more recomputed where KL 0.05 would not be kept: Balanced() without its gate"
     ),
     "kvcomm-fast": Method(Fast(), "captured bases and learned offsets, nothing recomputed: Fast()"),
     "kvcomm-predicted": Method(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvcomm import Engine
-from kvcomm.check.prompts import Example
+from kvcomm.check.prompts import Example, divided
 from kvcomm.check.study import progressing, study
 from kvcomm.reuse.calibration import Calibration, fit
 from kvcomm.reuse.policy import Balanced
@@ -28,7 +28,7 @@ def calibrated(
     Raises:
         InvalidInput: too few prompts.
     """
-    rows = progressing(study(engine, examples, DEPTHS, tokens), say)
+    rows = progressing(study(engine, *divided(examples), DEPTHS, tokens), say)
     samples = [(row.judgement.features, row.kl) for row in rows if row.judgement is not None]
     fingerprint = engine.pool.fingerprint
     kinds = ", ".join(dict.fromkeys(example.kind for example in examples))

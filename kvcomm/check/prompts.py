@@ -1,7 +1,9 @@
 """Prompts to compare on: texts that one agent reads first and another one later, and a question to the second.
 
-A file has a JSON object a line: ``texts`` (1 to 8 strings), ``question``, and ``kind``, a word by which results are
-grouped. What the texts are of is up to the user: his own documents, tool definitions and messages tell the most.
+A file has a JSON object a line: ``texts`` (1 to 8 strings), ``question``, ``kind``, a word by which results are
+grouped, and perhaps ``first``: as many texts that the first agent reads instead. Those of ``texts`` that are not among
+them are then new to the second, and the others stand behind something else than they did. What texts are of is up to
+the user: his own documents, tool definitions and messages tell the most.
 """
 
 from __future__ import annotations
@@ -19,11 +21,16 @@ MOST_TEXTS = 8
 
 @dataclass(frozen=True)
 class Example:
-    """Texts and a question about them."""
+    """Texts and a question about them.
+
+    Attributes:
+        first: what the first agent reads, as many texts.
+    """
 
     kind: str
     texts: tuple[str, ...]
     question: str
+    first: tuple[str, ...]
 
 
 def shipped() -> list[Example]:
@@ -54,16 +61,23 @@ def _parse(lines: Iterable[str], where: str) -> list[Example]:
         try:
             data = json.loads(line)
             texts, question, kind = data["texts"], data["question"], data.get("kind", "text")
+            first = data.get("first", texts)
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             raise InvalidInput(
                 f'{where}, line {number}: {error!r}; give {{"texts": [...], "question": "...", "kind": "..."}}'
             ) from None
-        strings = isinstance(texts, list) and all(isinstance(text, str) and text for text in [*texts, question, kind])
+        strings = isinstance(texts, list) and isinstance(first, list)
+        strings = (
+            strings
+            and len(first) == len(texts)
+            and all(isinstance(text, str) and text for text in [*texts, *first, question, kind])
+        )
         if not strings or not 1 <= len(texts) <= MOST_TEXTS:
             raise InvalidInput(
-                f"{where}, line {number}: give 1 to {MOST_TEXTS} texts, a question and a kind, none of them empty"
+                f"{where}, line {number}: give 1 to {MOST_TEXTS} texts, a question and a kind, none "
+                "empty, and as many first, if any"
             )
-        found.append(Example(kind, tuple(texts), question))
+        found.append(Example(kind, tuple(texts), question, tuple(first)))
     return found
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvcomm import Engine
-from kvcomm.check.prompts import Example
+from kvcomm.check.prompts import Example, divided
 from kvcomm.check.study import Row, progressing, study, summary
 from kvcomm.reuse.policy import Balanced, Fast, Policy
 
@@ -71,7 +71,7 @@ def check(name: str, engine: Engine, examples: Sequence[Example], max_kl: float,
         InvalidInput: too few prompts.
     """
     compared = methods(max_kl)
-    rows = progressing(study(engine, examples, compared, tokens, timed=list(compared), rounded=True), say)
+    rows = progressing(study(engine, *divided(examples), compared, tokens, timed=list(compared), rounded=True), say)
     found = {method: summary(rows, method, max_kl) for method in compared}
     yardstick = [row for row in rows if row.method == "yardstick"]
     confidence = Balanced().confidence

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kvcomm import Dense, Engine, Segment, Slot, System
-from kvcomm.check.prompts import Example, divided
+from kvcomm.check.prompts import Example
 from kvcomm.closeness import kl_divergence, top1_agreement
 from kvcomm.hf.agent import Agent
 from kvcomm.hf.reply import Reply
@@ -62,30 +62,30 @@ def pair_of(engine: Engine, texts: int) -> tuple[Agent, Agent]:
 
 def study(
     engine: Engine,
-    examples: Sequence[Example],
+    fill: Sequence[Example],
+    measured: Sequence[Example],
     methods: Mapping[str, Policy],
     answer_tokens: int = 24,
     timed: Sequence[str] = (),
     rounded: bool = False,
 ) -> Iterator[Row]:
-    """Learn from the first third of the prompts, then a row for each method on each of the rest.
+    """Learn offsets from the prompts of ``fill``, then a row for each method on each of ``measured``.
 
     Args:
         methods: policies by name.
         timed: names of those whose TTFT is taken, twice, beside the dense run's.
         rounded: whether the dense run of a bfloat16 copy of the model is compared too, as method ``yardstick``.
     """
-    fill, measured = divided(examples)
     yardstick = _rounded(engine) if rounded else None
     for example in fill:
         reader, writer = pair_of(engine, len(example.texts))
-        said = reader.generate(max_new_tokens=answer_tokens, policy=Dense(), options=GREEDY, **_texts(example))
+        said = reader.generate(max_new_tokens=answer_tokens, policy=Dense(), options=GREEDY, **_texts(example.first))
         writer.study(**_slots(example, said.segment))
     for example in measured:
         pair_of(engine, len(example.texts))
         own = engine.fork()  # the texts of one prompt shall not serve the next
         reader, writer = pair_of(own, len(example.texts))
-        said = reader.generate(max_new_tokens=answer_tokens, policy=Dense(), options=GREEDY, **_texts(example))
+        said = reader.generate(max_new_tokens=answer_tokens, policy=Dense(), options=GREEDY, **_texts(example.first))
         slots = _slots(example, said.segment)
         frozen = own.fork(policy=Dense(), learn=False)
         dense = frozen.agents[writer.name].generate(max_new_tokens=answer_tokens, options=_DENSE, **slots)
@@ -121,12 +121,12 @@ def _timed(row: Row, engine: Engine, policy: Policy, agent: str, slots: Mapping[
     )
 
 
-def _texts(example: Example) -> dict[str, Any]:
-    return {f"text_{n + 1}": text for n, text in enumerate(example.texts)}
+def _texts(texts: Sequence[str]) -> dict[str, Any]:
+    return {f"text_{n + 1}": text for n, text in enumerate(texts)}
 
 
 def _slots(example: Example, message: Segment) -> dict[str, Any]:
-    return {**_texts(example), "message": message, "question": example.question}
+    return {**_texts(example.texts), "message": message, "question": example.question}
 
 
 def _rounded(engine: Engine) -> Engine | None:

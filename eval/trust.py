@@ -1,0 +1,163 @@
+"""``python -m eval trust``: calibrate, then hold predicted against measured closeness on prompts never seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.progress import Progress
+
+from eval.finished import Finished
+from eval.gate import LENGTHS, gate, print_gate
+from eval.measure import Conversation, dense_answer, open_case
+from eval.methods import METHODS
+from eval.output import command_line, write_json
+from eval.progress import stderr_console
+from eval.setting import Setting
+from eval.tasks import make_task
+from eval.trial import Trial
+from eval.trust_figures import figures, print_figures
+from kvcomm import Segment
+from kvcomm.check import prompts as check_prompts
+from kvcomm.check.calibrating import DEPTHS
+from kvcomm.check.plot import as_svg
+from kvcomm.check.study import study
+from kvcomm.closeness import kl_divergence
+from kvcomm.hf.fingerprint import weights_digest
+from kvcomm.reuse.calibration import Calibration, fit, save
+from kvcomm.reuse.judgement import Features
+from kvcomm.reuse.policy import Balanced, Dense, Policy
+
+app = typer.Typer(help="Predicted against measured closeness; the cost gate.", pretty_exceptions_enable=False)
+Row = dict[str, Any]
+SHIPPED = Path("kvcomm/reuse/calibrations/smollm2-135m-instruct.json")
+SHAPE: Mapping[str, Any] = {
+    "topology": "full", "agents": 4, "prompt_tokens": 500, "answer_tokens": 24, "repeats": 1, "fill_by": "prefill",
+    "fill_prompts": 5,
+}  # fmt: skip
+
+
+def bounded(max_kl: float) -> dict[str, Policy]:
+    """The default, which acts on its predictions, and the same without acting."""
+    return {"balanced": Balanced(max_kl=max_kl, gate=False), "watched": DEPTHS["balanced"]}
+
+
+def task_rows(
+    setting: Setting, task: str, seed: int, prompts: int, methods: Mapping[str, Policy], by: Calibration | None
+) -> Iterator[Row]:
+    """A row for each method and each agent that hears others, over the task's measured cases."""
+    trial = Trial(prompts=prompts, seed=seed, **SHAPE)
+    bench = trial.prepare(setting, make_task(task).problems(), {"dense": METHODS["dense"]})
+    if by is not None:
+        bench.engine.calibration = by
+    for _ in bench.learn():
+        pass
+    for case in bench.workload.measured:
+        talk = Conversation(case, {})
+        opened = open_case(bench.engine, bench.workload, talk)
+        for node in bench.workload.nodes[1:]:
+            slots = talk.slots(node)
+            dense = dense_answer(bench.engine, node, slots, bench.workload.answer_tokens)
+            for name, policy in methods.items():
+                engine = opened.fork(policy=policy, learn=False)
+                engine.pool = opened.pool
+                logits, plan = engine.agents[node.name].force(Segment(dense.token_ids), **slots)
+                kl = float(kl_divergence(torch.cat(dense.output.logits).float(), logits).mean().clamp_min(0))
+                yield _row(task, f"{case.problem.id} {node.name}", name, kl, plan.reuse_rate, plan.judgement)
+            opened.agents[node.name].force(Segment(dense.token_ids), policy=Dense(), **slots)
+            talk.messages[node.name] = dense.segment
+
+
+def example_rows(
+    setting: Setting, path: Path | None, methods: Mapping[str, Policy], by: Calibration | None
+) -> Iterator[Row]:
+    """The same over the prompts of ``kvcomm check``: the shipped ones, or those of a file behind them."""
+    engine = setting.engine(policy=Balanced(gate=False))
+    if by is not None:
+        engine.calibration = by
+    fill, measured = check_prompts.divided(check_prompts.shipped())
+    if path is not None:
+        measured = check_prompts.read(path)
+    for number, row in enumerate(study(engine, fill, measured, methods)):
+        yield _row(row.kind, str(number // len(methods)), row.method, row.kl, row.reuse, row.judgement)
+
+
+def _row(kind: str, case: str, method: str, kl: float, reuse: float, judgement: Any) -> Row:
+    judged = {} if judgement is None else {
+        "predicted": judgement.kl, "bound": judgement.bound, "added": judgement.added, "passes": judgement.passes,
+        "features": asdict(judgement.features),
+    }  # fmt: skip
+    return {"kind": kind, "case": case, "method": method, "kl": kl, "reuse": reuse, **judged}
+
+
+def fitted(rows: Iterable[Row], setting: Setting, about: str) -> Calibration:
+    """The calibration of judged rows."""
+    samples = [(Features(**row["features"]), row["kl"]) for row in rows if "features" in row]
+    return fit(samples, weights=(weights_digest(setting.model), setting.digest), dtype="float32", about=about)
+
+
+@app.command()
+def trust(
+    fit_tasks: Annotated[str, typer.Option(help="Kinds of text that calibration sees.")] = "humaneval,documents,tools",
+    tasks: Annotated[str, typer.Option(help="Kinds measured.")] = "humaneval,documents,tools,maths",
+    prompts: Annotated[int, typer.Option(help="Problems to measure for each kind; three prompts each.")] = 5,
+    fit_prompts: Annotated[int, typer.Option(help="Problems to calibrate on, for each kind.")] = 3,
+    max_kl: Annotated[float, typer.Option(help="The bound in nats.")] = 0.05,
+    adversarial: Annotated[Path, typer.Option(help="Adversarial prompts.")] = Path("tests/adversarial.jsonl"),
+    calibration: Annotated[Path, typer.Option(help="Where the calibration goes.")] = SHIPPED,
+    lengths: Annotated[str, typer.Option(help="Prompt lengths for the gate.")] = ",".join(map(str, LENGTHS)),
+    model: Annotated[str | None, typer.Option(help="HuggingFace id or folder.")] = None,
+    out: Annotated[Path, typer.Option(help="JSON file to write; a plot goes beside it.")] = Path("results/trust.json"),
+) -> None:
+    """Calibrate on some seeds and measure on others; adversarial prompts; the gate over 30 to 3,000 tokens.
+
+    Parts that are done are kept beside the output until the whole is; a run that was cut off goes on behind them.
+    """
+    setting = Setting.load(model)
+    seen = {"shape": dict(SHAPE), "fit_prompts": fit_prompts, "prompts": prompts, "max_kl": max_kl}
+    finished = Finished(out.with_suffix(".parts.jsonl"), {**seen, **setting.describe()})
+    with Progress(console=stderr_console()) as progress:
+
+        def part(name: str, rows: Iterator[Row]) -> list[Row]:
+            if finished.get(name) is None:
+                step = progress.add_task(name, total=None)
+                found = []
+                for row in rows:
+                    found.append(row)
+                    progress.update(step, advance=1, description=f"{name}: {len(found)} rows")
+                finished.add(name, found)
+                progress.update(step, total=len(found), completed=len(found))
+            kept: list[Row] = finished.get(name)
+            return kept
+
+        fits = part("calibrating on shipped prompts", example_rows(setting, None, DEPTHS, None))
+        for task in fit_tasks.split(","):
+            fits += part(f"calibrating on {task}", task_rows(setting, task, 101, fit_prompts, DEPTHS, None))
+        by = fitted(fits, setting, f"{setting.name}; shipped prompts, {fit_tasks}")
+        save(by, calibration)
+        policies = bounded(max_kl)
+        rows = []
+        for task in tasks.split(","):
+            rows += part(f"measuring {task}", task_rows(setting, task, 202, prompts, policies, by))
+        hard = part("adversarial", example_rows(setting, adversarial, policies, by))
+        gates = part("gate", gate(setting, [int(length) for length in lengths.split(",")]))
+    result = {
+        "command": command_line("trust"),
+        **setting.describe(),
+        "setting": seen,
+        "calibration": by.to_json(),
+        "figures": figures(rows, hard, gates, max_kl),
+        "rows": rows,
+        "adversarial": hard,
+        "gate": gates,
+    }
+    write_json(out, result)
+    finished.clear()
+    points = [(row["predicted"], row["kl"]) for row in rows if row["method"] == "watched" and row.get("predicted")]
+    out.with_suffix(".svg").write_text(as_svg(points, max_kl), encoding="utf-8")
+    print_figures(result["figures"])
+    print_gate(gates)
