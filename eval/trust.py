@@ -31,6 +31,7 @@ from kvcomm.hf.fingerprint import weights_digest
 from kvcomm.reuse.calibration import Calibration, fit, save
 from kvcomm.reuse.judgement import Features
 from kvcomm.reuse.policy import Balanced, Dense, Policy
+from kvcomm.types import digest_fields
 
 app = typer.Typer(help="Predicted against measured closeness; the cost gate.", pretty_exceptions_enable=False)
 Row = dict[str, Any]
@@ -108,7 +109,9 @@ def trust(
     fit_prompts: Annotated[int, typer.Option(help="Problems to calibrate on, for each kind.")] = 3,
     max_kl: Annotated[float, typer.Option(help="The bound in nats.")] = 0.05,
     adversarial: Annotated[Path, typer.Option(help="Adversarial prompts.")] = Path("tests/adversarial.jsonl"),
-    calibration: Annotated[Path, typer.Option(help="Where the calibration goes.")] = SHIPPED,
+    calibration: Annotated[
+        Path | None, typer.Option(help="Where it goes: the package for the default model, else beside the output.")
+    ] = None,
     lengths: Annotated[str, typer.Option(help="Prompt lengths for the gate.")] = ",".join(map(str, LENGTHS)),
     model: Annotated[str | None, typer.Option(help="HuggingFace id or folder.")] = None,
     out: Annotated[Path, typer.Option(help="JSON file to write; a plot goes beside it.")] = Path("results/trust.json"),
@@ -118,7 +121,8 @@ def trust(
     Parts that are done are kept beside the output until the whole is; a run that was cut off goes on behind them.
     """
     setting = Setting.load(model)
-    seen = {"shape": dict(SHAPE), "fit_prompts": fit_prompts, "prompts": prompts, "max_kl": max_kl}
+    seen = {"shape": dict(SHAPE), "fit_prompts": fit_prompts, "prompts": prompts, "max_kl": max_kl, "lengths": lengths,
+            "adversarial": digest_fields(adversarial.read_bytes())}  # fmt: skip
     finished = Finished(out.with_suffix(".parts.jsonl"), {**seen, **setting.describe()})
     with Progress(console=stderr_console()) as progress:
 
@@ -138,7 +142,7 @@ def trust(
         for task in fit_tasks.split(","):
             fits += part(f"calibrating on {task}", task_rows(setting, task, 101, fit_prompts, DEPTHS, None))
         by = fitted(fits, setting, f"{setting.name}; shipped prompts, {fit_tasks}")
-        save(by, calibration)
+        save(by, calibration or (SHIPPED if model is None else out.with_suffix(".calibration.json")))
         policies = bounded(max_kl)
         rows = []
         for task in tasks.split(","):
