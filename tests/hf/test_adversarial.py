@@ -14,7 +14,7 @@ from kvcomm.reuse.policy import Balanced
 
 HARD = Path(__file__).parents[1] / "adversarial.jsonl"
 BOUND = 0.05
-FEW = ("pronoun", "key", "contradicting", "one token", "base64")
+FEW = ("pronoun", "contradicting", "base64")
 """A prompt of each of these kinds is run here; ``python -m eval trust`` runs them all."""
 
 
@@ -31,13 +31,14 @@ def test_there_are_forty_of_all_kinds() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_none_is_far_above_the_bound_unnoticed(smollm: tuple[Any, Any]) -> None:
     engine = Engine(*smollm, policy=Balanced(gate=False))
     assert engine.calibration.fits(engine.pool.fingerprint)  # the one that is shipped
-    fill = [example for example in divided(shipped())[0] if len(example.texts) == 2][:4]
+    fill = [example for example in divided(shipped())[0] if len(example.texts) == 2][:3]
     policies = {"bounded": Balanced(max_kl=BOUND, gate=False), "tight": Balanced(max_kl=BOUND / 25, gate=False)}
     rows: dict[str, list[Row]] = {name: [] for name in policies}
-    for row in study(engine, fill, few(), policies, answer_tokens=12):
+    for row in study(engine, fill, few(), policies, answer_tokens=8):
         rows[row.method].append(row)
     for row in rows["bounded"]:
         noticed = row.judgement is not None and row.judgement.bound > BOUND
