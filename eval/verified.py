@@ -95,8 +95,11 @@ def measure(bench: Bench, case: Case, number: int, piece: int, heal: bool) -> Ro
     dense_options = {"return_dict_in_generate": True, "output_logits": True}
     runs: list[tuple[str, Callable[[], Reply]]] = [
         ("dense", lambda: answer(session, node.name, Dense(), slots, TOKENS, dense_options)),
-        ("verified", lambda: answer(session, node.name, Verified(Balanced(), piece), slots, TOKENS)),
-        ("balanced", lambda: answer(session, node.name, Balanced(), slots, 1)),
+        (
+            "verified",
+            lambda: answer(session, node.name, Verified(Balanced(max_kl=None, gate=False), piece), slots, TOKENS),
+        ),
+        ("balanced", lambda: answer(session, node.name, Balanced(max_kl=None, gate=False), slots, 1)),
     ]
     turn = number % len(runs)
     replies = {name: run() for name, run in runs[turn:] + runs[:turn]}
@@ -146,7 +149,10 @@ def compared(dense: Reply, reply: Reply, balanced: Reply) -> Row:
 def healed(session: Engine, agent: str, slots: Mapping[str, Segment], piece: int) -> Row:
     """Mean KL, teacher-forced on the dense answer, and seconds of an answer, with healing and without."""
     frozen = session.fork(policy=Dense(), learn=False).agents[agent]
-    policies: dict[str, Policy] = {"without": Balanced(), "with": Healed(Balanced(), piece)}
+    policies: dict[str, Policy] = {
+        "without": Balanced(max_kl=None, gate=False),
+        "with": Healed(Balanced(max_kl=None, gate=False), piece),
+    }
     long = max(LENGTHS)
     dense = Segment(answer(session, agent, Dense(), slots, long).token_ids)
     expected, _ = frozen.force(dense, policy=Dense(), **slots)

@@ -197,13 +197,12 @@ class Core:
 
     def _learn_from(self, plan: Plan, buffer: KVBuffer, reply: Segment, label: str, policy: Policy) -> int:
         """Observe offsets for the engine's policy, and keep what a call under ``policy`` can be served from again."""
-        teaches = self._teaches
-        observed = observe(self.book, self.backend, buffer, plan, self.pool, planning(self.policy)) if teaches else 0
-        if isinstance(self.policy, Reuse) and self.policy.gate:
+        asked, teaches = planning(self.policy), self._teaches
+        if isinstance(asked, Reuse) and asked.gate:
             self.costs.measure(self.backend)  # behind the answer, so that no call's first token waits for it
-        if self._teaches and plan.judgement is not None:
+        if teaches and plan.judgement is not None:
             self.book.notice(ratios_by_pair(plan))
-        observed = observe(self.book, self.backend, buffer, plan, self.pool, self.policy) if self._teaches else 0
+        observed = observe(self.book, self.backend, buffer, plan, self.pool, asked) if teaches else 0
         keep(self.pool, self.backend, buffer, plan, every_exact=isinstance(policy, Exact))
         if label:
             keep_reply(self.pool, self.backend, buffer, plan, reply, label)

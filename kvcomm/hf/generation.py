@@ -70,7 +70,6 @@ def generate(engine: Core, call: Call) -> list[Reply]:
         Cancellation.check(call.stopping_criteria)
         finished = time.perf_counter()
         first = ready.first or clock.first or finished
-        first = clock.first or finished
         if one:
             engine._took(ready.plans[0], first - prepared)
         answers = _answers(output, settings, max(map(len, call.prompts)), len(call.prompts))
