@@ -21,9 +21,9 @@ from kvcomm.hf.support import cache_argument
 from kvcomm.hf.texts import PlainTexts
 from kvcomm.hf.turns import turn
 from kvcomm.reuse.backend import KVBuffer
-from kvcomm.reuse.healing import planning
 from kvcomm.reuse.calibration import UNCALIBRATED, Calibration, find
 from kvcomm.reuse.cost import Costs
+from kvcomm.reuse.healing import planning
 from kvcomm.reuse.plan import Plan
 from kvcomm.reuse.policy import Balanced, Dense, Exact, Policy, Reuse
 from kvcomm.reuse.prompt import Prompt
