@@ -5,8 +5,8 @@ from __future__ import annotations
 import typer
 
 import kvcomm
-from kvcomm.serve.cli import app as anchors_app
 from kvcomm.check.cli import calibrate, check
+from kvcomm.serve.cli import app as anchors_app
 from kvcomm.store_cli import app as store_app
 
 app = typer.Typer(name="kvcomm", help="Reuse KV caches of text at any position.", no_args_is_help=True)
