@@ -21,7 +21,7 @@ def gate(setting: Setting, lengths: Sequence[int] = LENGTHS, repeats: int = 3) -
     The known text is read by another agent first. The two ways alternate; nothing is learned in between, but the costs
     follow each call, as in use.
     """
-    engine = setting.engine(policy=Balanced(learn_first=0))
+    engine = setting.engine(policy=Balanced(learn_first=0, gate=True))
     first = engine.agent("first", ["Read this:\n", Slot("text"), "\nSummary:"])
     second = engine.agent(
         "second", ["You are asked about a text by someone else. ", Slot("text"), Slot("own"), "\nAnswer:"]

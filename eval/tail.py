@@ -28,7 +28,7 @@ from kvcomm.errors import InvalidInput
 from kvcomm.reuse.policy import Policy
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-METHODS: dict[str, Policy] = {"dense": Dense(), "exact": Exact(), "kvcomm": Balanced(max_kl=None, gate=False)}
+METHODS: dict[str, Policy] = {"dense": Dense(), "exact": Exact(), "kvcomm": Balanced()}
 SESSIONS = 2
 PASSAGES = 12
 PASSAGE_WORDS = 80

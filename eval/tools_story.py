@@ -91,7 +91,7 @@ class Story:
 
     def __init__(self, setting: Setting, canonical: bool, learned: int) -> None:
         self._options: dict[str, Any] = {"canonical": canonical, "template": {"chat_template": CHATML_TOOLS}}
-        policies = {"exact": Exact(), "kvcomm": Balanced(max_kl=None, gate=False)}
+        policies = {"exact": Exact(), "kvcomm": Balanced()}
         self._engines: dict[str, Engine] = {name: setting.engine(policy=p) for name, p in policies.items()}
         self._engines["dense"] = self._engines["exact"].fork(policy=Dense(), learn=False)
         rng = random.Random(0)

@@ -185,12 +185,11 @@ class Balanced(Reuse):
     """The default: offsets, and where tokens and their segments are expected to be furthest off, 8 tokens a segment
     recomputed.
 
-    What that costs in closeness is predicted before the first token, and more is computed where it would be too much.
-    Where a full prefill is predicted to be faster, there is one.
+    With ``max_kl`` what that costs in closeness is predicted before the first token, and more is computed where it
+    would be too much; with ``gate`` there is a full prefill where that is predicted to be faster. Both are off unless
+    asked for, until predictions and costs have been measured (docs/trust.md).
     """
 
-    max_kl: float | None = 0.05
-    gate: bool = True
     select: Selection = _FURTHEST_OFF
 
 

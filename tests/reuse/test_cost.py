@@ -113,9 +113,7 @@ def test_the_gate_decides_and_says_so(rates: Rates, dense: bool) -> None:
 
 
 def test_without_the_field_no_clock_decides() -> None:
-    engine = engine_of(
-        policy=Balanced(learn_first=0, max_kl=None, gate=False, dense_above=1.0), costs=Costs(SLOW_REUSE)
-    )
+    engine = engine_of(policy=Balanced(learn_first=0, dense_above=1.0), costs=Costs(SLOW_REUSE))
     writer, critic = two_agents(engine)
     draft = writer.generate(task="a text for both", max_new_tokens=8, options=GREEDY)
     reply = critic.generate(task="a text for both", draft=draft, max_new_tokens=2, options=GREEDY)
