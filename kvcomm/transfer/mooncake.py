@@ -228,7 +228,7 @@ class MooncakeStore(Store):
         self._remove(self._catalogue.add(key.namespace, row, deadline), deadline, but=name)
         data = manifest.encode(namespace, name, self._keyring)
         self._engine.put_small(self._object(name), data, placing, manifest.tag.hex(), deadline)
-        held = self._manifest(key, name, deadline)
+        held = self._stored_manifest(key, name, deadline)
         if held is None:
             raise StoreUnavailable(f"{key} was evicted while it was put; the cluster is full, add nodes")
         if held.tag != manifest.tag:
@@ -236,20 +236,26 @@ class MooncakeStore(Store):
         return held.tag == manifest.tag
 
     def _manifest(self, key: CacheKey, name: str, deadline: Deadline) -> Manifest | None:
-        """The value's manifest; one that is not to be believed, or has outlived its time, is removed."""
-        data = self._engine.get_small(self._object(name), deadline)
-        if data is None:
+        """The value's manifest, or None; one that has outlived its time, or is not to be believed, is removed."""
+        found = self._stored_manifest(key, name, deadline)
+        if found is None:
             return None
-        try:
-            found = decode_manifest(data, key.namespace.name, name, self._keyring)
-        except CorruptEntry:
-            self._engine.remove([self._object(name)], deadline)
-            self._tally.add(key.namespace.name, "corrupt")
-            raise
         if found.tag not in self._refused and (found.expires_s is None or found.expires_s > self._clock()):
             return found
         self._forget(key, name, found, deadline)
         return None
+
+    def _stored_manifest(self, key: CacheKey, name: str, deadline: Deadline) -> Manifest | None:
+        """The manifest as it lies there. Raises CorruptEntry for one that fails its check, and removes it."""
+        data = self._engine.get_small(self._object(name), deadline)
+        if data is None:
+            return None
+        try:
+            return decode_manifest(data, key.namespace.name, name, self._keyring)
+        except CorruptEntry:
+            self._engine.remove([self._object(name)], deadline)
+            self._tally.add(key.namespace.name, "corrupt")
+            raise
 
     @contextmanager
     def _reading(self, key: CacheKey, deadline: Deadline) -> Iterator[tuple[Manifest, PartsSource] | None]:
