@@ -21,7 +21,7 @@ export PIP_FLAGS
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo test lint format test-latest kernels bench bench-store bench-transfer demo-cluster soak clean
+.PHONY: help demo engines test lint format test-latest kernels bench bench-store bench-transfer bench-mooncake demo-cluster soak clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -47,6 +47,11 @@ demo: $(READY)
 # A service and two engines: TTFT cold, from own memory, and in a process that has never seen the prompt.
 demo-cluster: $(READY)
 	$(BIN)/python -m benchmarks.cluster
+
+# Servers that tests and demos of the distributed tiers start; needs root and Debian. Without them those tests skip.
+engines: $(READY)
+	apt-get install -y -q --no-install-recommends libibverbs1 libnuma1 libcurl4 etcd-server iproute2
+	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e '.[mooncake]'
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -80,6 +85,10 @@ bench-store: $(READY)
 
 bench-transfer: $(READY)
 	$(BIN)/python -m benchmarks.transfer --out results/bench-transfer.json
+
+# Needs `make engines`, and network namespaces.
+bench-mooncake: $(READY)
+	$(BIN)/python -m benchmarks.mooncake --out results/mooncake.json
 
 # Long runs whose short forms are in `make test`; about half an hour.
 soak: $(READY)
