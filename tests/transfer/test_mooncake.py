@@ -1,5 +1,6 @@
 """MooncakeStore on a real master and node: the contract, and what is its own."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,9 +9,11 @@ import torch
 
 from kvcomm.errors import CorruptEntry, InvalidInput, StoreUnavailable
 from kvcomm.store import Attributes, Keyring, Priority, Store, empty_kv
+from kvcomm.store.base import Deadline
 from kvcomm.store.blobs import MemoryBlobs
 from kvcomm.store.codec import entry_name
 from kvcomm.store.testing import ONE, TWO, StoreContract, fingerprint, holds, same, sample
+from kvcomm.transfer.catalogue import _NOBODY
 from kvcomm.transfer.mooncake import MooncakeStore
 from kvcomm.transfer.mooncake_config import PLACING, MooncakeConfig, Placing
 from tests.transfer.mooncake_cluster import Cluster, private_network, why_not
@@ -18,6 +21,10 @@ from tests.transfer.mooncake_cluster import Cluster, private_network, why_not
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it runs")
 RING = Keyring(b"k" * 32)
 WIDE = fingerprint(8, 8, 64)  # 32 KiB a token
+
+
+def deadline() -> Deadline:
+    return Deadline(10)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +108,7 @@ def test_changed_bytes_are_never_data(cluster: Cluster, keyring: Keyring | None)
                 store._engine.get_parts([part], loan, [size], deadline())
                 loan.view(0)[at] ^= 1
                 assert store._engine.remove([part], deadline()) == [True]
-                store._engine.put_parts([part], loan, [size], Placing(), "", deadline())
+                store._engine.put_parts([part], loan, [size], Placing(), "changed", deadline())
             out = empty_kv(key.fingerprint, 40)
             with pytest.raises(CorruptEntry):
                 store.get_into(key, out)
@@ -109,7 +116,7 @@ def test_changed_bytes_are_never_data(cluster: Cluster, keyring: Keyring | None)
         store.put(key, entry)
         data = bytearray(store._engine.get_small(config.prefix + name, deadline()) or b"")
         data[20] ^= 1
-        store._engine.put_small(config.prefix + name, bytes(data), Placing(), "", deadline(), replace=True)
+        store._engine.put_small(config.prefix + name, bytes(data), Placing(), "changed", deadline(), replace=True)
         with pytest.raises(CorruptEntry):
             store.get(key)
         assert store.get(key) is None
@@ -133,7 +140,7 @@ def test_a_sealed_value_tells_nothing_to_others_in_the_cluster(cluster: Cluster)
         row = entry.kv.keys[0, 0, 0].numpy().tobytes()
         ids = torch.tensor(entry.segment.token_ids).to(torch.uint32).numpy().tobytes()
         assert not any(secret in seen for secret in (row, ids[:16], b"Test", ONE.name.encode() + b'"'))
-        kept = b"".join(store.blobs.read((ONE, f), n) or b"" for f in owners() for n in store.blobs.names((ONE, f)))
+        kept = b"".join(store.blobs.read((ONE, _NOBODY), n) or b"" for n in store.blobs.names((ONE, _NOBODY)))
         assert kept and b"Test" not in kept
 
 
@@ -166,8 +173,6 @@ def test_handles_are_limited_and_lapse(cluster: Cluster) -> None:
         assert handle is not None
         with pytest.raises(StoreUnavailable, match="limit is 1"):
             store.get(sample(1)[0])
-        import time
-
         time.sleep(0.25)
         with pytest.raises(StoreUnavailable):
             handle.read()
@@ -181,15 +186,3 @@ def test_wrong_configuration_is_refused() -> None:
     for wrong in ({"replicas": 0}, {"soft_pin_s": 5.0}):
         with pytest.raises(InvalidInput):
             Placing(**wrong)  # type: ignore[arg-type]
-
-
-def deadline():  # noqa: ANN201
-    from kvcomm.store.base import Deadline
-
-    return Deadline(10)
-
-
-def owners() -> list:
-    from kvcomm.transfer import catalogue
-
-    return [catalogue._NOBODY]
