@@ -14,10 +14,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import TracebackType
-
-import pytest
 
 from kvcomm.transfer.mooncake_config import MooncakeConfig
 
@@ -40,22 +39,35 @@ def why_not() -> str:
     return f"no network namespace can be made: {allowed.stderr.strip()}" if allowed.returncode else ""
 
 
-@contextmanager
-def private_network() -> Iterator[None]:
-    """This thread, and what it starts, in a network of its own with nothing but loopback; then back."""
-    libc = ctypes.CDLL(None, use_errno=True)
+@cache
+def _network() -> int:
+    """A network with nothing but loopback, made once a process: Mooncake's own threads stay where its first client was."""
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     try:
-        if libc.unshare(_CLONE_NEWNET) != 0:
-            pytest.skip(f"no network namespace can be made: {os.strerror(ctypes.get_errno())}")
-        try:
-            subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-            yield
-        finally:
-            if libc.setns(before, _CLONE_NEWNET) != 0:
-                raise OSError(ctypes.get_errno(), "the way back into the old network namespace failed")
+        _call("unshare", _CLONE_NEWNET)
+        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+        return os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     finally:
+        _call("setns", before, _CLONE_NEWNET)
         os.close(before)
+
+
+@contextmanager
+def private_network() -> Iterator[None]:
+    """This thread, and what it starts, in the network of the cluster; then back."""
+    inside, before = _network(), os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    try:
+        _call("setns", inside, _CLONE_NEWNET)
+        yield
+    finally:
+        _call("setns", before, _CLONE_NEWNET)
+        os.close(before)
+
+
+def _call(name: str, *given: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*given) != 0:
+        raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
 
 
 class Cluster:
