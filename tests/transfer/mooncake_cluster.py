@@ -41,7 +41,7 @@ def why_not() -> str:
 
 @cache
 def _network() -> int:
-    """A network with nothing but loopback, made once a process: Mooncake's own threads stay where its first client was."""
+    """A network with nothing but loopback, made once a process: Mooncake's threads stay where its first client was."""
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     try:
         _call("unshare", _CLONE_NEWNET)
