@@ -25,14 +25,15 @@ _PORT, _SECOND, _ETCD = 50051, 50052, 2379
 NODE_MIB = 64
 
 
+@cache
 def why_not() -> str:
     """Why no cluster can be started here; empty if one can."""
     if importlib.util.find_spec("mooncake") is None:
         return "the package mooncake is not installed (kvcomm[mooncake])"
-    try:
-        from mooncake.store import MooncakeDistributedStore  # noqa: F401
-    except ImportError as error:
-        return f"mooncake does not load: {error}"
+    # Loaded elsewhere: its etcd client's threads would otherwise stay outside the private network.
+    loads = subprocess.run([sys.executable, "-c", "import mooncake.store"], capture_output=True, text=True, check=False)
+    if loads.returncode:
+        return f"mooncake does not load: {loads.stderr.strip().splitlines()[-1]}"
     if shutil.which("ip") is None or shutil.which("setpriv") is None:
         return "ip (iproute2) or setpriv (util-linux) is not installed"
     allowed = subprocess.run(["unshare", "-n", "true"], capture_output=True, text=True, check=False)
