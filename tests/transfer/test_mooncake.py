@@ -116,7 +116,8 @@ def test_changed_bytes_are_never_data(cluster: Cluster, keyring: Keyring | None)
         store.put(key, entry)
         data = bytearray(store._engine.get_small(config.prefix + name, deadline()) or b"")
         data[20] ^= 1
-        store._engine.put_small(config.prefix + name, bytes(data), Placing(), "changed", deadline(), replace=True)
+        assert store._engine.remove([config.prefix + name], deadline()) == [True]
+        store._engine.put_small(config.prefix + name, bytes(data), Placing(), "changed", deadline())
         with pytest.raises(CorruptEntry):
             store.get(key)
         assert store.get(key) is None
