@@ -35,6 +35,10 @@ class StoreUnavailable(StoreError):
     """The tier is closed, full, unreachable or past its deadline."""
 
 
+class StoreFull(StoreUnavailable):
+    """The tier has no room for the entry and may not, or could not, make any."""
+
+
 class DeadlineExceeded(StoreUnavailable):
     """The wait for a tier ended at its deadline, before an answer."""
 
