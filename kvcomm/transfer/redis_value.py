@@ -185,5 +185,6 @@ def split_lead(writer: EntryWriter) -> tuple[bytes, Iterator[memoryview]]:
         buffer = next(rest)
         wanted = FIRST_READ_BYTES - len(lead)
         lead += buffer[:wanted]
-        rest = chain([buffer[wanted:]], rest)
+        if len(buffer) > wanted:
+            rest = chain([buffer[wanted:]], rest)
     return bytes(lead), rest
