@@ -51,7 +51,12 @@ class Load:
     remote: float = 0.3
 
     def __post_init__(self) -> None:
-        if self.nodes < 1 or self.calls_s <= 0 or self.prompt < 1 or not (0 <= self.reused <= 1 and 0 <= self.remote <= 1):
+        if (
+            self.nodes < 1
+            or self.calls_s <= 0
+            or self.prompt < 1
+            or not (0 <= self.reused <= 1 and 0 <= self.remote <= 1)
+        ):
             raise InvalidInput(f"{self}: give at least one node and positive rates, and shares of 0 to 1")
 
 

@@ -173,7 +173,7 @@ class RedisStore(Store):
         if not group:
             return 0
         deadline = Deadline(deadline_s)
-        listed = self._lookup.listings(namespace, None, self._clock(), deadline)
+        listed = self._lookup.listings(namespace, None, deadline)
         keys = [each.key for each in listed if each.attributes.group == group]
         return sum(self.delete(key, deadline_s=max(deadline.left(), 0.001)) for key in keys)
 
@@ -189,7 +189,7 @@ class RedisStore(Store):
         self, namespace: Namespace | None = None, fingerprint: ModelFingerprint | None = None
     ) -> Iterator[Listing]:
         """See ``Store``. An entry that lost a part is listed until somebody asks for it."""
-        return self._lookup.listings(namespace, fingerprint, self._clock(), Deadline(DEFAULT_DEADLINE_S))
+        return self._lookup.listings(namespace, fingerprint, Deadline(DEFAULT_DEADLINE_S))
 
     def stats(self, namespace: Namespace | None = None) -> StoreStats:
         sizes = [f.manifest.nbytes for f in self._lookup.manifests(namespace, 0, Deadline(DEFAULT_DEADLINE_S))]
@@ -208,7 +208,7 @@ class RedisStore(Store):
         from kvcomm.transfer.redis_handle import RedisHandle
         from kvcomm.transfer.redis_lookup import Parts, ends_s
 
-        raw, left_ms = self._calls.batch("reading", [("GET", place.key), ("PTTL", place.key)], deadline)
+        raw, ends_ms = self._calls.batch("reading", [("GET", place.key), ("PEXPIRETIME", place.key)], deadline)
         if raw is None:
             return None
         try:
@@ -223,9 +223,8 @@ class RedisStore(Store):
         except CorruptEntry as error:
             self._lookup.drop(place, raw, error)
             raise
-        ends = ends_s(left_ms, self._clock())
         on_bad = partial(self._lookup.drop, place, raw)
-        return RedisHandle(reader, segment, source, parts, ends, deadline.seconds, on_bad), manifest
+        return RedisHandle(reader, segment, source, parts, ends_s(ends_ms), deadline.seconds, on_bad), manifest
 
     def _used(self, key: CacheKey, verb: str, deadline: Deadline) -> Manifest | None:
         """The manifest if all parts are there; ``verb`` as for ``Lookup.has_parts``."""

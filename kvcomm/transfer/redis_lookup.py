@@ -106,15 +106,15 @@ class Lookup:
         for keys in self._calls.scan(pattern, deadline):
             for start in range(0, len(keys), _BATCH):
                 some = keys[start : start + _BATCH]
-                asked = [c for k in some for c in (("GETRANGE", k, 0, FIXED_BYTES + more - 1), ("PTTL", k))]
+                asked = [c for k in some for c in (("GETRANGE", k, 0, FIXED_BYTES + more - 1), ("PEXPIRETIME", k))]
                 answers = self._calls.try_batch("listing", asked, deadline)
-                for key, raw, left_ms in zip(some, answers[::2], answers[1::2], strict=True):
+                for key, raw, ends_ms in zip(some, answers[::2], answers[1::2], strict=True):
                     with suppress(CorruptEntry):
-                        if isinstance(raw, bytes) and raw and isinstance(left_ms, int):
-                            yield Found(key, Manifest.decode(raw), raw[FIXED_BYTES:], left_ms)
+                        if isinstance(raw, bytes) and raw and isinstance(ends_ms, int):
+                            yield Found(key, Manifest.decode(raw), raw[FIXED_BYTES:], ends_ms)
 
     def listings(
-        self, namespace: Namespace | None, fingerprint: ModelFingerprint | None, now_s: float, deadline: Deadline
+        self, namespace: Namespace | None, fingerprint: ModelFingerprint | None, deadline: Deadline
     ) -> Iterator[Listing]:
         """What is held, from heads alone; what is not an entry of this store is passed over."""
         for found in self.manifests(namespace, FIRST_READ_BYTES, deadline):
@@ -126,7 +126,7 @@ class Lookup:
             if fingerprint is None or head.key.fingerprint == fingerprint:
                 yield Listing(
                     head.key, head.tokens, found.manifest.nbytes, head.encoding, head.attributes, head.created_s,
-                    ends_s(found.left_ms, now_s),
+                    ends_s(found.ends_ms),
                 )  # fmt: skip
 
     def _more(self, key: str, deadline: Deadline) -> Callable[[], bytes]:
@@ -141,12 +141,12 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One manifest of a listing. ``left_ms`` is negative for an entry without an end."""
+    """One manifest of a listing. ``ends_ms`` is Unix time in ms, negative for an entry without an end."""
 
     key: str
     manifest: Manifest
     first: bytes
-    left_ms: int
+    ends_ms: int
 
 
 class _First:
@@ -168,6 +168,6 @@ class _First:
             offset += len(buffer)
 
 
-def ends_s(left_ms: int, now_s: float) -> float | None:
-    """Unix time at which a key ends, from an answer to PTTL."""
-    return None if left_ms < 0 else now_s + left_ms / 1000
+def ends_s(ends_ms: int) -> float | None:
+    """Unix time at which a key ends, by the server's clock, from an answer to PEXPIRETIME."""
+    return None if ends_ms < 0 else ends_ms / 1000

@@ -27,7 +27,11 @@ def test_same_seed_same_output_and_another_seed_another() -> None:
 
 
 def test_every_number_has_a_source(tmp_path: Path) -> None:
-    assert set(SOURCES) >= {f.name for f in dataclasses.fields(Shape)} - {"appended_sigma", "pause_sigma", "shared_tokens"}
+    assert set(SOURCES) >= {f.name for f in dataclasses.fields(Shape)} - {
+        "appended_sigma",
+        "pause_sigma",
+        "shared_tokens",
+    }
     found = json.loads(unit_costs.DEFAULT.read_text())
     found["decode_s"]["source"] = ""
     (tmp_path / "bad.json").write_text(json.dumps(found))

@@ -238,7 +238,9 @@ def test_killed_and_restarted_under_traffic(serve: Callable[..., Any]) -> None:
         assert whole(store, number)
 
 
-def test_writer_that_died_leaves_what_goes_by_itself(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writer_that_died_leaves_what_goes_by_itself(
+    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from kvcomm.transfer.redis_upload import Upload
 
     _, store = serve()

@@ -6,12 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
-from kvcomm.errors import InvalidInput, StoreFull
-from kvcomm.store import Keyring, Store, empty_kv
-from kvcomm.store.base import Attributes
-from kvcomm.store.testing import ONE, StoreContract, fingerprint, holds, same, sample
+from kvcomm.store import Keyring, Store
+from kvcomm.store.testing import StoreContract, fingerprint
 from kvcomm.transfer.redis import RedisStore
 from tests.redis_server import RedisServer, needs_redis
 

@@ -129,7 +129,9 @@ class TestSecure(StoreContract):
         certificate, key = make(tmp_path / "tls")
         self.certificate, port = certificate, free_port()
         files = ["--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--tls-auth-clients", "no"]
-        self.server = RedisServer(tmp_path / "redis", ["--tls-port", str(port), *files, "--requirepass", "default-secret"])
+        self.server = RedisServer(
+            tmp_path / "redis", ["--tls-port", str(port), *files, "--requirepass", "default-secret"]
+        )
         self.server.port = port
         yield
         self.server.stop()
