@@ -1,4 +1,6 @@
-"""RedisStore beside redis-py alone, on one server and in one run: ``python -m benchmarks.redis --out results/bench-redis.json``.
+"""RedisStore beside redis-py alone, on one server and in one run.
+
+``python -m benchmarks.redis --out results/bench-redis.json``
 
 redis-py alone sets and gets one value as large as the entry, with its own connection and no checks. Start it with -m.
 """

@@ -84,8 +84,8 @@ def table(load: Load | None = None) -> list[str]:
     """Markdown."""
     load = load or Load()
     lines = [
-        "| model | layers | KV heads | head dim | KV a token | 8,000 tokens | tokens in 64 GB | fetch a node | put a node | "
-        "all nodes | remote part on 10 / 100 Gbit/s |",
+        "| model | layers | KV heads | head dim | KV a token | 8,000 tokens | tokens in 64 GB | fetch a node "
+        "| put a node | all nodes | remote part on 10 / 100 Gbit/s |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for model in MODELS:
@@ -93,7 +93,8 @@ def table(load: Load | None = None) -> list[str]:
         lines.append(
             f"| {model.name} | {model.num_hidden_layers} | {model.num_key_value_heads} | {model.head_dim} "
             f"| {model.bytes_per_token / 1024:.0f} KiB | {8000 * model.bytes_per_token / GB:.2f} GB "
-            f"| {tokens_held(model, 64 * GB):,} | {get:.2f} Gbit/s | {put:.2f} Gbit/s | {(get + put) * load.nodes:.0f} Gbit/s "
+            f"| {tokens_held(model, 64 * GB):,} | {get:.2f} Gbit/s | {put:.2f} Gbit/s "
+            f"| {(get + put) * load.nodes:.0f} Gbit/s "
             f"| {fetch_s(model, load, 10):.2f} / {fetch_s(model, load, 100):.3f} s |"
         )
     return lines

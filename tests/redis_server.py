@@ -1,4 +1,4 @@
-"""A real redis-server of the tests' own: in a folder of its own, on a Unix socket or on 127.0.0.1, ended with the test."""
+"""A real redis-server of a test's own: in a folder, on a Unix socket or on 127.0.0.1, ended with the test."""
 
 from __future__ import annotations
 

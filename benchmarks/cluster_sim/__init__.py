@@ -1,1 +1,1 @@
-"""A cluster simulated from unit costs that were measured and shapes of traces that were published: docs/cluster-sim.md."""
+"""A cluster simulated from measured unit costs and shapes of published traces: docs/cluster-sim.md."""

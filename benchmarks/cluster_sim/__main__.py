@@ -1,7 +1,7 @@
 """Command line of the simulation.
 
-``python -m benchmarks.cluster_sim --out results/cluster-sim.json --plots docs`` runs the sweep; ``--nodes 1000 --shards 8`` one
-cluster; ``--check results/cluster.json`` the comparison with the demo.
+``python -m benchmarks.cluster_sim --out results/cluster-sim.json --plots docs`` runs the sweep; with ``--nodes 1000
+--shards 8`` one cluster; ``--check results/cluster.json`` the comparison with the demo.
 """
 
 from __future__ import annotations

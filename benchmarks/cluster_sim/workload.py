@@ -14,7 +14,7 @@ class Shape:
 
     Attributes:
         sessions_s: sessions that begin, per node and second.
-        namespaces: tenants; session go to them by Zipf's law with exponent ``zipf``.
+        namespaces: tenants; sessions go to them by Zipf's law with exponent ``zipf``.
         shared_texts, shared_tokens: texts that all sessions of a namespace begin with, and tokens of each.
         turns, calls: mean turns of a session and calls of a turn, both geometric.
         appended: median tokens that a call adds (a tool's result, a message); ``appended_sigma`` of its logarithm.
@@ -53,8 +53,8 @@ SOURCES = {
     "context": "Mooncake's trace (arXiv:2407.00079, section 4.2): 7,590 input tokens on average, here the most. "
     f"{COPILOT}; 631.4B prompt tokens are 68K a call, more than the measured model has positions",
     "appended": "assumption, so that contexts grow as long in a session as context allows",
-    "burst": "BurstGPT (arXiv:2401.17644) models gaps as gamma, far burstier than Poisson; the shape 0.5 is an assumption",
-    "tool_s": "Continuum (arXiv:2511.02230): tools take milliseconds to tens of seconds; median and spread are assumptions",
+    "burst": "BurstGPT (arXiv:2401.17644) gaps are gamma, far burstier than Poisson; 0.5 is an assumption",
+    "tool_s": "Continuum (arXiv:2511.02230): tools take ms to tens of s; median and spread are assumptions",
     "human_s": "TraceLab (arXiv:2606.30560): human-paced gaps between turns; the median is an assumption",
     "zipf": "assumption: Zipf's law among tenants",
     "shared_texts": "assumption: system text, tool definitions, task",

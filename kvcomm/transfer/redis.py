@@ -58,8 +58,8 @@ class RedisStore(Store):
         prefix: what all keys begin with; with the namespace it is what an ACL rule binds a user to.
         keyring: seals everything; a prefix is sealed, or not, as a whole.
         encoding: ``raw``, or the lossy ``int8`` or ``fp8``, which handles and listings then name.
-        part_bytes: entries go in pieces of that size: one of them is all that a failed call repeats, and all memory that
-            a put or a read takes beside the entry. 4 to 16 MiB are well.
+        part_bytes: entries go in pieces of that size: one of them is all that a failed call repeats, and all memory
+            that a put or a read takes beside the entry. 4 to 16 MiB are well.
         spread: in a cluster, lay the parts of an entry on all nodes, rather than on one.
 
     Raises:

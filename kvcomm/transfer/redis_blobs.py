@@ -19,7 +19,7 @@ MAX_VALUE_BYTES = 512 << 20  # of a value in Redis, proto-max-bulk-len as it com
 
 
 class RedisBlobs(Blobs):
-    """Blobs at ``prefix:namespace:b:fingerprint:name``. Their heads hold a random salt, so equal heads are equal blobs."""
+    """Blobs at ``prefix:namespace:b:fingerprint:name``. Heads hold a random salt: equal heads are equal blobs."""
 
     def __init__(self, calls: Calls, names: Names, keyring: Keyring | None) -> None:
         self._calls, self._names, self._keyring = calls, names, keyring

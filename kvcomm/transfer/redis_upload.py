@@ -94,8 +94,8 @@ class Upload:
             commands = [c for key in self._parts for c in (("PEXPIRE", key, left), ("EXISTS", key))]
         if not all(self._calls.batch("committing", commands, deadline)[1::2]):
             raise StoreUnavailable(
-                "Redis dropped parts of the entry while it was written: it holds less than the entry, or it was deleted "
-                "meanwhile; raise its maxmemory, or put again"
+                "Redis dropped parts of the entry while it was written: it holds less than the entry, or somebody "
+                "deleted it meanwhile; raise its maxmemory, or put again"
             )
 
     def _abandon(self) -> None:

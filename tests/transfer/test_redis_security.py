@@ -102,8 +102,6 @@ def test_password_is_not_shown() -> None:
 
 
 def test_sealed_server_holds_neither_names_nor_tokens(secure: tuple[RedisServer, Path]) -> None:
-    from kvcomm.transfer.redis_lookup import Found  # noqa: F401
-
     with store_of(secure, "one", keyring=Keyring(b"k" * 32)) as store, store_of(secure, "one") as plain:
         key, entry = sample(7, tokens=600)
         store.put(key, entry)
