@@ -45,6 +45,10 @@ class RedisServer:
         """As ``RedisStore`` takes it."""
         return f"127.0.0.1:{self.port}" if self.port else f"unix:{self.socket}"
 
+    def option(self, name: str) -> str:
+        """The value that an option was given."""
+        return self._options[self._options.index(name) + 1]
+
     def start(self) -> None:
         """Begin, and wait until it takes connections."""
         command = [

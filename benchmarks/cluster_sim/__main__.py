@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--costs", type=Path, default=unit_costs.DEFAULT)
     parser.add_argument("--nodes", type=int)
     parser.add_argument("--shards", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--seconds", type=float, default=1200.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--plots", type=Path)

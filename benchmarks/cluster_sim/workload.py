@@ -26,7 +26,7 @@ class Shape:
         context: tokens at which a session ends.
     """
 
-    sessions_s: float = 0.002
+    sessions_s: float = 0.006
     namespaces: int = 64
     zipf: float = 1.0
     shared_texts: int = 3
@@ -60,7 +60,7 @@ SOURCES = {
     "shared_texts": "assumption: system text, tool definitions, task",
     "agents": "assumption, as the five-agent demo with fewer",
     "sticky": "assumption: a router that finds the last node half of the time; 1 is session affinity",
-    "sessions_s": "assumption: a node is busy a third to a half of the time",
+    "sessions_s": "assumption: a node is busy a third of the time with reuse",
     "namespaces": "assumption",
 }
 
