@@ -90,7 +90,9 @@ def connect(server: Server, watch: Watch) -> Any:
         return redis.Redis(connection_pool=redis.ConnectionPool(path=server.unix_path, **common))
     host, port = server.host_port
     if server.cluster:
-        return redis.cluster.RedisCluster(host=host, port=port, **common)
+        bracketed = f"[{host}]" if ":" in host else host
+        # Only by a URL does each node's pool get the connection class.
+        return redis.cluster.RedisCluster(url=f"redis://{bracketed}:{port}", **common)
     return redis.Redis(connection_pool=redis.ConnectionPool(host=host, port=port, **common))
 
 
