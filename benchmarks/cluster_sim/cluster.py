@@ -122,7 +122,8 @@ class Cluster:
                 self._free(now_s, *what, outcome)  # type: ignore[arg-type]
             else:
                 self._store(now_s, *what, outcome)  # type: ignore[arg-type]
-        outcome.shard_busy = [min(shard.busy_s, shard.free_s) / seconds for shard in self._shards]
+        # What a shard has taken on for later than the end is one piece at the end of its time.
+        outcome.shard_busy = [(s.busy_s - max(0.0, s.free_s - seconds)) / seconds for s in self._shards]
         outcome.node_busy = sum(node.busy_s for node in self._nodes) / seconds / len(self._nodes)
         return outcome
 

@@ -87,11 +87,10 @@ class Upload:
 
     def _keep_parts(self, deadline: Deadline) -> None:
         """Give the parts the entry's time to live; all must still be there."""
-        if self._expires_s is None:
-            commands = [command for key in self._parts for command in (("PERSIST", key), ("EXISTS", key))]
-        else:
-            left = self._left_ms(GRACE_S)
-            commands = [c for key in self._parts for c in (("PEXPIRE", key, left), ("EXISTS", key))]
+        commands: list[tuple[object, ...]] = []
+        for key in self._parts:
+            stay = ("PERSIST", key) if self._expires_s is None else ("PEXPIRE", key, self._left_ms(GRACE_S))
+            commands += [stay, ("EXISTS", key)]
         if not all(self._calls.batch("committing", commands, deadline)[1::2]):
             raise StoreUnavailable(
                 "Redis dropped parts of the entry while it was written: it holds less than the entry, or somebody "
