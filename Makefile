@@ -50,8 +50,8 @@ demo-cluster: $(READY)
 
 # Servers that tests and demos of the distributed tiers start; needs root and Debian. Without them those tests skip.
 engines: $(READY)
-	apt-get install -y -q --no-install-recommends libibverbs1 libnuma1 libcurl4 etcd-server iproute2
-	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e '.[mooncake]'
+	apt-get install -y -q --no-install-recommends libibverbs1 libnuma1 libcurl4 etcd-server iproute2 redis-server
+	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e '.[mooncake,redis]'
 
 lint: $(READY)
 	$(BIN)/ruff check .
