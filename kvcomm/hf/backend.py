@@ -17,6 +17,7 @@ from kvcomm.hf.fingerprint import adapter_digest, shape_of, tokenizer_digest, we
 from kvcomm.hf.grouped import Grouped
 from kvcomm.hf.support import (
     cache_argument,
+    check_model,
     check_plain,
     layer_kinds,
     layer_windows,
@@ -42,11 +43,7 @@ def model_spec(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weigh
         UnsupportedModel: naming the part that cannot be reused.
         InvalidInput: the tokenizer's ids do not fit the model's vocabulary.
     """
-    if not isinstance(model, PreTrainedModel):
-        raise UnsupportedModel(
-            f"{type(model).__name__} wraps a transformers model: pass the model inside (for PEFT get_base_model(), the "
-            "adapter active in it)"
-        )
+    check_model(model)
     config = text_config(model)
     check_plain(model)
     devices = {p.device for p in model.parameters()}
@@ -96,6 +93,7 @@ class HFBackend:
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weights: str | None = None) -> None:
+        check_model(model)
         if model.training:
             raise InvalidInput("the model is in training mode, in which dropout changes KV; call model.eval() first")
         self.model = model

@@ -26,6 +26,15 @@ def cache_argument(model: PreTrainedModel) -> str:
     return next((name for name in ("past_key_values", "cache") if name in names), "past_key_values")
 
 
+def check_model(model: PreTrainedModel) -> None:
+    """Raise UnsupportedModel for what is no transformers model itself."""
+    if not isinstance(model, PreTrainedModel):
+        raise UnsupportedModel(
+            f"{type(model).__name__} wraps a transformers model, or is none: pass the model inside (for PEFT "
+            "get_base_model(), the adapter active in it)"
+        )
+
+
 def text_config(model: PreTrainedModel) -> Any:
     """The configuration that describes the decoder, or UnsupportedModel with the missing part's name."""
     config = model.config
