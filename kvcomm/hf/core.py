@@ -147,7 +147,8 @@ class Core:
         plan = self._plan(prompt, chosen)
         with turn(self.model, self.backend.spec):
             plan, buffer = prepare(self.backend, plan, chosen, self.book, room, Estimates(self.calibration, self.costs))
-        return Prefilled.of(plan, buffer, cache_argument(self.model), time.perf_counter() - started)
+        spent = time.perf_counter() - started
+        return Prefilled.of(plan, buffer, cache_argument(self.model), spent, self.backend.layout)
 
     @property
     def version(self) -> str:

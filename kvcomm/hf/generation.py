@@ -224,7 +224,7 @@ def _rows(engine: Core, call: Call, settings: Settings, new_tokens: int) -> _Man
             plans.append(prefilled.plan.spending(time.perf_counter() - began, range(start, len(prompt) - 1)))
             yield prefilled.buffer
 
-    rows = Rows.of(engine.backend.spec, call.prompts, filled(), new_tokens, settings.copies)
+    rows = Rows.of(engine.backend.spec, call.prompts, filled(), new_tokens, settings.copies, engine.backend.layout)
     return _Many(rows, plans, cache_argument(engine.model), settings.pad)
 
 
