@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -131,7 +132,9 @@ def _new_tokens(engine: Core, call: Call, settings: Settings) -> int:
     if asked is None:
         left = engine.backend.spec.max_positions - max(map(len, call.prompts))
         asked = max(min(DEFAULT_NEW_TOKENS, left), 1)
-    if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
+    need(asked, Integral, "max_new_tokens", "ask for 1 or more")
+    asked = int(asked)
+    if asked < 1:
         raise InvalidInput(f"max_new_tokens is {asked}; ask for at least 1")
     for prompt in call.prompts:
         engine._check(prompt.token_ids, len(prompt) + asked)

@@ -52,8 +52,9 @@ def rehearse(
     _callable("prefix_allowed_tokens_fn", arguments.get("prefix_allowed_tokens_fn"), one=True)
     guidance = _setting(model, arguments, "guidance_scale")
     need(guidance, (int, float, type(None)), "guidance_scale", "give a number")
-    for name in ("negative_prompt_ids", "negative_prompt_attention_mask"):
-        need(arguments.get(name), (torch.Tensor, type(None)), name, "pass a tensor [1, tokens]")
+    embeddings: Any = model.get_input_embeddings()
+    vocabulary = int(embeddings.weight.shape[0])
+    _negative_prompt(arguments, vocabulary)
     streamer = arguments.get("streamer")
     if streamer is not None and not (
         callable(getattr(streamer, "put", None)) and callable(getattr(streamer, "end", None))
@@ -69,7 +70,6 @@ def rehearse(
     ids = torch.tensor([list(token_ids)], dtype=torch.int64, device=model.device)
     own = [*(arguments.get("logits_processor") or ()), *criteria]
     generate: Any = model.generate
-    embeddings: Any = model.get_input_embeddings()
     try:
         if strings is not None:
             StopStringCriteria(arguments["tokenizer"], strings)(ids, torch.zeros(1, 1, device=ids.device))
@@ -79,7 +79,7 @@ def rehearse(
             attention_mask=torch.ones_like(ids),
             max_new_tokens=new_tokens,
             stopping_criteria=StoppingCriteriaList(criteria),
-            custom_generate=_loop(own, int(embeddings.weight.shape[0])),
+            custom_generate=_loop(own, vocabulary),
         )
     except KVCommError:
         raise
@@ -105,6 +105,19 @@ def _loop(own: Sequence[Any], vocabulary: int) -> Callable[..., torch.Tensor]:
         return input_ids
 
     return nothing
+
+
+def _negative_prompt(arguments: dict[str, Any], vocabulary: int) -> None:
+    """Refuse a negative prompt that only the model would find wrong."""
+    ids, mask = (arguments.get(f"negative_prompt_{what}") for what in ("ids", "attention_mask"))
+    for name, given in (("negative_prompt_ids", ids), ("negative_prompt_attention_mask", mask)):
+        need(given, (torch.Tensor, type(None)), name, "pass a tensor [rows, tokens]")
+    if ids is not None:
+        whole = ids.dim() == 2 and ids.numel() and ids.dtype in (torch.int64, torch.int32)
+        if not whole or not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
+            raise InvalidInput(f"negative_prompt_ids is {shown(ids)}; pass ids below {vocabulary}, [rows, tokens]")
+        if mask is not None and mask.shape != ids.shape:
+            raise InvalidInput(f"negative_prompt_attention_mask is {tuple(mask.shape)}; give it the shape of the ids")
 
 
 def _setting(model: PreTrainedModel, arguments: dict[str, Any], name: str) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from kvcomm import Balanced, Engine, Exact, KVCommError, Reuse, Segment, Slot, System
 from kvcomm.hf.agent import Agent
@@ -55,7 +56,15 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "prefix_allowed_tokens_fn": (5,),
     "stopping_criteria": (5, [5], "x"),
     "streamer": (5, "x"),
-    "negative_prompt_ids": (5, "x"),
+    "negative_prompt_ids": (
+        5,
+        "x",
+        torch.tensor([5]),
+        torch.tensor([[0.5]]),
+        torch.tensor([[999]]),
+        torch.tensor([[-1]]),
+    ),
+    "negative_prompt_attention_mask": (5, "x"),
     "nonsense": (5,),
 }
 SAMPLING: dict[str, tuple[Any, ...]] = {
