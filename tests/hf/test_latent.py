@@ -12,6 +12,7 @@ from transformers import DynamicCache
 from kvcomm import Dense, Engine, Exact, Fast
 from kvcomm.errors import UnsupportedModel
 from kvcomm.hf.latent import Latent, Plain, check_latents, layout_of
+from kvcomm.reuse.healing import Verified
 from tests.hf.engines import GREEDY, answer, engine_of, plain, two_agents
 from tests.reuse.scene import backend_of, tokens
 from tests.tiny_models import FAMILIES, LATENT, as_held
@@ -85,6 +86,17 @@ def test_what_is_recomputed_whole_is_the_dense_answer() -> None:
     engine = engine_of("deepseek_v2", policy=Dense())
     prompt = two_agents(engine)[0].prompt(task="the agent must write the code")
     assert engine.generate(prompt, max_new_tokens=8, **GREEDY).token_ids == answer(engine, prompt, 8)
+
+
+def test_verified_gives_the_dense_answer() -> None:
+    engine = engine_of("deepseek_v3", policy=Verified(Fast(learn_first=0, dense_above=1.0), piece=8))
+    writer, critic = two_agents(engine)
+    task = "the agent must write the code for the task that the user gave"
+    draft = writer.generate(task=task, max_new_tokens=12, options=GREEDY)
+    prompt = critic.prompt(draft=draft, task=task)
+    reply = engine.generate(prompt, max_new_tokens=12, **GREEDY)
+    assert reply.usage.approximate > 0
+    assert reply.token_ids == answer(engine, prompt, 12)
 
 
 def test_a_cache_of_another_form_is_refused() -> None:
