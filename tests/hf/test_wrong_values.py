@@ -200,7 +200,7 @@ class Scene:
             return (
                 f"{self.runs - runs} runs of the model, pool changed: {changed}" if self.runs > runs or changed else ""
             )
-        except BaseException as error:
+        except Exception as error:
             return f"{type(error).__name__}: {error}"
         return f"gave {type(result).__name__}"
 
