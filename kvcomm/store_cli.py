@@ -37,21 +37,14 @@ def ls(folder: Folder, namespace: Space = None, key_file: KeyFile = None, as_jso
     if as_json:
         print(json.dumps(rows, indent=1))
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"{len(rows)} entries")
-    for name in ("namespace", "model", "content", "recipe", "tokens", "MiB", "encoding", "class", "group", "ends in"):
-        table.add_column(name, justify="right" if name in ("tokens", "MiB") else "left")
-    for row in rows:
-        recipe = " ".join(filter(None, [str(row["origin"]), str(row["context"]), "exact" if row["exact"] else ""]))
-        ends = "" if row["expires_s"] is None else f"{float(str(row['expires_s'])) - time.time():.0f} s"
-        table.add_row(
-            str(row["namespace"]), str(row["fingerprint"])[:8], str(row["content"])[:12], recipe, str(row["tokens"]),
-            f"{int(str(row['bytes'])) / 2**20:.2f}", str(row["encoding"]), str(row["priority"]), str(row["group"]),
-            ends,
-        )  # fmt: skip
-    Console().print(table)
+    print(f"{len(rows)} entries")
+    told = ""
+    for row in sorted(rows, key=lambda row: (str(row["namespace"]), str(row["fingerprint"]))):
+        where = f"namespace {row['namespace']}, model {str(row['fingerprint'])[:12]}"
+        if where != told:
+            print(f"\n{where}\n  {'content':12} {'tokens':>6} {'MiB':>8}  computed")
+            told = where
+        print(f"  {str(row['content'])[:12]} {row['tokens']:>6} {int(str(row['bytes'])) / 2**20:>8.2f}  {_said(row)}")
 
 
 @app.command()
@@ -152,6 +145,17 @@ def _progress(items: Iterator[T], total: int, what: str, quiet: bool) -> Iterato
     from rich.progress import track
 
     return iter(track(items, what, total, console=Console(stderr=True), disable=quiet or not sys.stderr.isatty()))
+
+
+def _said(row: dict[str, object]) -> str:
+    """How an entry was computed, and what is unusual about how it is kept; last in its line, of any length."""
+    words = [str(row["origin"]), str(row["context"]), "exact" if row["exact"] else ""]
+    words += [f"({row['priority']})".lower()] if row["priority"] != "HISTORY" else []
+    words += [f"group {row['group']}"] if row["group"] else []
+    words += [str(row["encoding"])] if row["encoding"] != "raw" else []
+    if row["expires_s"] is not None:
+        words.append(f"ends in {float(str(row['expires_s'])) - time.time():.0f} s")
+    return "".join(c if c.isprintable() else "?" for c in " ".join(filter(None, words)))
 
 
 def _row(entry: Listing) -> dict[str, object]:

@@ -6,12 +6,13 @@ import hashlib
 import math
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 
 import torch
 
+from kvcomm.checks import need
 from kvcomm.errors import InvalidInput
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -49,6 +50,7 @@ class Namespace:
     name: str
 
     def __post_init__(self) -> None:
+        need(self.name, str, "namespace", "give a name of letters, digits, dots, dashes and underscores")
         if not _NAMESPACE.fullmatch(self.name):
             raise InvalidInput(
                 f"namespace {self.name[:140]!r} is not 1 to 128 characters of [A-Za-z0-9._-] starting with a "
@@ -113,6 +115,7 @@ class Segment:
     token_ids: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        need(self.token_ids, Iterable, "token_ids", "pass ids as the tokenizer returns them")
         object.__setattr__(self, "token_ids", tuple(self.token_ids))  # a list would neither hash nor compare
         for position, token in enumerate(self.token_ids):
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token <= MAX_TOKEN_ID:

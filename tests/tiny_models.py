@@ -32,7 +32,7 @@ _COMMON: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 
-INTERLEAVED = frozenset({"cohere", "glm", "glm4", "llama4"})
+INTERLEAVED = frozenset({"cohere", "glm", "glm4", "llama4", "deepseek_v2"})
 """Families whose rotary pairs are neighbours (2i, 2i + 1) instead of halves."""
 
 
@@ -117,6 +117,23 @@ def _llama4() -> PreTrainedModel:
     )
 
 
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 40,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}
+"""Widths of latent attention, no two of which are equal."""
+_EXPERTS = {"moe_intermediate_size": 48, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "n_routed_experts": 4}
+
+
+def _deepseek_v3(**rope: Any) -> PreTrainedModel:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, **rope}
+    return _build("DeepseekV3", **_LATENT, **_EXPERTS, first_k_dense_replace=1, rope_parameters=rope)
+
+
 def _gemma3() -> PreTrainedModel:
     rope = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
@@ -174,12 +191,20 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "glm4": lambda: _build("Glm4", head_dim=16),
     "gpt_oss": _gpt_oss,
     "llama4": _llama4,
+    "deepseek_v2": lambda: _build("DeepseekV2", **_LATENT, **_EXPERTS, first_k_dense_replace=1),
+    "deepseek_v3": _deepseek_v3,
+    "deepseek_v3-yarn": lambda: _deepseek_v3(
+        rope_type="yarn", factor=8.0, original_max_position_embeddings=512, mscale=1.0, mscale_all_dim=0.5
+    ),
+    "minicpm3": lambda: _build("MiniCPM3", **_LATENT),
 }
 
 OWN_ATTENTION = frozenset({"gemma2", "gpt_oss"})
 """Families whose attention is more than a softmax (caps, sinks): passes over chosen positions run the model's own."""
 WITHOUT_ROPE = {"smollm3": (2,), "llama4": (2,)}
 """Layers without rotary positions."""
+LATENT = frozenset({"deepseek_v2", "deepseek_v3", "deepseek_v3-yarn", "minicpm3"})
+"""Families of multi-head latent attention: their cache holds a latent and a rotary key."""
 KNOWN_AS = {
     "llama": "Llama 2, Llama 3, SmolLM2, TinyLlama and whatever else has this class",
     "llama-linear": "position interpolation",
@@ -204,5 +229,27 @@ KNOWN_AS = {
     "glm4": "GLM-4-0414",
     "gpt_oss": "gpt-oss, its sinks kept",
     "llama4": "layers of Llama 4's shape; its chunks and temperature are refused",
+    "deepseek_v2": "DeepSeek-V2, latent attention",
+    "deepseek_v3": "DeepSeek-V3 and R1, latent attention",
+    "deepseek_v3-yarn": "the same with YaRN, as they are published",
+    "minicpm3": "MiniCPM3, latent attention",
 }
 """What people know each family as."""
+
+
+def as_held(keys: torch.Tensor, values: torch.Tensor, model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a model's own cache holds, in the order in which kvcomm holds it: a latent behind its rotary key, halved."""
+    if not getattr(model.config, "kv_lora_rank", None):
+        return keys, values
+    first, second = torch.cat([values, keys], dim=-1).chunk(2, dim=-1)
+    return first, second
+
+
+def as_cached(keys: torch.Tensor, values: torch.Tensor, model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
+    """The other way round."""
+    if not getattr(model.config, "kv_lora_rank", None):
+        return keys, values
+    rotary, latent = torch.cat([keys, values], dim=-1).split(
+        [model.config.qk_rope_head_dim, model.config.kv_lora_rank], dim=-1
+    )
+    return latent, rotary

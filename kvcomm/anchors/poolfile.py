@@ -22,6 +22,7 @@ import xxhash
 from kvcomm.anchors.book import OffsetBook
 from kvcomm.anchors.pool import Base, BasePool
 from kvcomm.anchors.saved import BLOB, Learned, restore
+from kvcomm.checks import need
 from kvcomm.errors import CorruptEntry, FingerprintMismatch, InvalidInput
 from kvcomm.keys import CacheKey
 from kvcomm.store.base import Entry, empty_kv
@@ -50,6 +51,7 @@ def save(path: Path | str, pool: BasePool, book: OffsetBook | None = None) -> in
         InvalidInput: the book belongs to another model, or its sums exceed 1 GiB.
         StoreUnavailable: the file could not be written; what was there stays.
     """
+    need(path, (str, Path), "path", "give the name of a file")
     target, files = Path(path), Files()
     _check_book(pool, book)
     bases = _held(pool)
@@ -95,6 +97,7 @@ def load(path: Path | str, pool: BasePool, book: OffsetBook | None = None, devic
         CorruptEntry: it is damaged, or no such file.
         StoreUnavailable: it could not be read.
     """
+    need(path, (str, Path), "path", "give the name of a file")
     _check_book(pool, book)
     with _opened(Path(path)) as file:
         head = _read_head(file)

@@ -58,7 +58,7 @@ class Agent:
             InvalidInput, PromptTooLong: nothing was changed.
         """
         started = time.perf_counter()
-        check_generate_arguments(options or {})
+        check_generate_arguments(options if options is not None else {})
         return self.engine.generate(
             self.prompt(**slots),
             label=self.label,
@@ -78,7 +78,7 @@ class Agent:
     ) -> Reply:
         """As generate, from asyncio; cancelling the task stops the generation. See Engine.agenerate."""
         started = time.perf_counter()
-        check_generate_arguments(options or {})
+        check_generate_arguments(options if options is not None else {})
         return await self.engine.agenerate(
             self.prompt(**slots),
             label=self.label,

@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
+from kvcomm.checks import need
 from kvcomm.errors import InvalidInput
 from kvcomm.reuse.policy import Dense, Policy
 
@@ -262,7 +263,10 @@ def _set(name: str, value: Any) -> bool:
 def _ids(value: Any) -> list[int]:
     listed = value.tolist() if hasattr(value, "tolist") else value
     several = listed if isinstance(listed, list | tuple) else [listed]
-    return [int(one) for one in several if one is not None]
+    found = [one for one in several if one is not None]
+    for one in found:
+        need(one, int, "eos_token_id or pad_token_id", "give the id of a token, or a list of them")
+    return found
 
 
 def _short(value: Any) -> str:

@@ -15,8 +15,10 @@ from kvcomm.hf.attend import Implementation, Shape, choose
 from kvcomm.hf.cache import EndOfPass, scatter_cache
 from kvcomm.hf.fingerprint import adapter_digest, shape_of, tokenizer_digest, weights_digest
 from kvcomm.hf.grouped import Grouped
+from kvcomm.hf.latent import Plain, layout_of
 from kvcomm.hf.support import (
     cache_argument,
+    check_model,
     check_plain,
     layer_kinds,
     layer_windows,
@@ -42,11 +44,7 @@ def model_spec(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weigh
         UnsupportedModel: naming the part that cannot be reused.
         InvalidInput: the tokenizer's ids do not fit the model's vocabulary.
     """
-    if not isinstance(model, PreTrainedModel):
-        raise UnsupportedModel(
-            f"{type(model).__name__} wraps a transformers model: pass the model inside (for PEFT get_base_model(), the "
-            "adapter active in it)"
-        )
+    check_model(model)
     config = text_config(model)
     check_plain(model)
     devices = {p.device for p in model.parameters()}
@@ -93,14 +91,17 @@ class HFBackend:
             was shown, when the backend was built, to give what the model's own masked attention gives; eager attention
             keeps its own.
         attend: that attention.
+        layout: how the model's cache lies in kvcomm's keys and values.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weights: str | None = None) -> None:
+        check_model(model)
         if model.training:
             raise InvalidInput("the model is in training mode, in which dropout changes KV; call model.eval() first")
         self.model = model
         self._spec = model_spec(model, tokenizer, weights)
         self._config = text_config(model)
+        self.layout = layout_of(self._config)
         self._kinds = layer_kinds(self._config)
         self._cache_name = cache_argument(model)
         own = str(self._config._attn_implementation)
@@ -110,7 +111,8 @@ class HFBackend:
         self.attend: Implementation = Grouped
         if not self._eager:
             attention.register()
-            self.attend = choose(self._shape())
+            if self.layout == Plain():  # heads made of latents have values of another width than their keys
+                self.attend = choose(self._shape())
             self.grouped = self._grouped_is_equal()
         self._prove()
         self.memory = BufferMemory()
@@ -214,7 +216,7 @@ class HFBackend:
             "use_cache": True,
         }
         chosen = slice(positions[0], positions[-1] + 1) if contiguous else where
-        inputs[self._cache_name] = scatter_cache(buffer, chosen, positions[0], length, last)
+        inputs[self._cache_name] = scatter_cache(buffer, chosen, positions[0], length, last, self.layout)
         if not (tail and positions[0] == 0 and self._causal_alone(length)):
             inputs["attention_mask"] = self._masks(where, length)
         return inputs, where, length

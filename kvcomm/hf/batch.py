@@ -14,7 +14,8 @@ import torch
 from transformers.cache_utils import Cache
 
 from kvcomm.hf.arguments import WITH_A_FILLED_CACHE
-from kvcomm.hf.cache import BufferLayer
+from kvcomm.hf.cache import PLAIN, BufferLayer
+from kvcomm.hf.latent import Plain
 from kvcomm.reuse.backend import KVBuffer, ModelSpec
 from kvcomm.reuse.prompt import Prompt
 
@@ -36,7 +37,15 @@ class Rows:
     cache: Cache
 
     @classmethod
-    def of(cls, spec: ModelSpec, prompts: Sequence[Prompt], filled: Iterable[KVBuffer], room: int, copies: int) -> Rows:
+    def of(
+        cls,
+        spec: ModelSpec,
+        prompts: Sequence[Prompt],
+        filled: Iterable[KVBuffer],
+        room: int,
+        copies: int,
+        layout: Plain = PLAIN,
+    ) -> Rows:
         """Copy each prompt's buffer, which holds all but its last token, into rows of its own.
 
         Args:
@@ -52,7 +61,7 @@ class Rows:
             mine = slice(n * copies, (n + 1) * copies)
             keys[:, mine, :, where] = buffer.keys[:, None, :, : len(prompt) - 1]
             values[:, mine, :, where] = buffer.values[:, None, :, : len(prompt) - 1]
-        cache = Cache(layers=[BufferLayer(keys[n], values[n], longest - 1) for n in range(f.n_layers)])
+        cache = Cache(layers=[BufferLayer(keys[n], values[n], longest - 1, layout) for n in range(f.n_layers)])
         return cls(prompts, keys, values, copies, cache)
 
     @property

@@ -7,7 +7,10 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
+from kvcomm.hf.latent import Plain
 from kvcomm.reuse.backend import KVBuffer
+
+PLAIN = Plain()
 
 
 class EndOfPass(Exception):
@@ -22,29 +25,41 @@ class ScatterLayer(DynamicLayer):
     """
 
     def __init__(
-        self, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor | slice, before: int, last: bool
+        self,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        positions: torch.Tensor | slice,
+        before: int,
+        last: bool,
+        layout: Plain = PLAIN,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.keys, self.values = self._keys, self._values = keys, values
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
-        self.positions, self.before, self.last = positions, before, last
+        self.positions, self.before, self.last, self.layout = positions, before, last, layout
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        self._keys[:, :, self.positions] = key_states
-        self._values[:, :, self.positions] = value_states
+        keys, values = self.layout.pack(key_states, value_states)
+        self._keys[:, :, self.positions] = keys
+        self._values[:, :, self.positions] = values
         if self.last:
             raise EndOfPass
-        return self._keys, self._values
+        return self.layout.unpack(self._keys, self._values)
 
     def get_seq_length(self) -> int:
         return self.before
 
 
 def scatter_cache(
-    buffer: KVBuffer, positions: torch.Tensor | slice, before: int, length: int, last: int | None = None
+    buffer: KVBuffer,
+    positions: torch.Tensor | slice,
+    before: int,
+    length: int,
+    last: int | None = None,
+    layout: Plain = PLAIN,
 ) -> Cache:
     """A cache for one forward over ``positions`` (int64 [n], or a slice) with ``length`` tokens in sight afterwards.
 
@@ -54,7 +69,7 @@ def scatter_cache(
 
     def layer(n: int) -> ScatterLayer:
         keys, values = buffer.keys[n : n + 1, :, :length], buffer.values[n : n + 1, :, :length]
-        return ScatterLayer(keys, values, positions, before, n == last)
+        return ScatterLayer(keys, values, positions, before, n == last, layout)
 
     return Cache(layers=[layer(n) for n in range(buffer.keys.shape[0])])
 
@@ -64,12 +79,12 @@ class BufferLayer(DynamicLayer):
 
     When generation has several rows for the one prompt (beams, several sequences), reorders or resets them, or the room
     is used up, it goes on as an ordinary DynamicLayer with tensors of its own. It keeps every token of a sliding layer;
-    the model's mask hides those outside the window.
+    the model's mask hides those outside the window. Latents are held as kvcomm holds them, and unpacked for the model.
     """
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, length: int, layout: Plain = PLAIN) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.room_keys, self.room_values = keys, values
+        self.room_keys, self.room_values, self.layout = keys, values, layout
         self.keys, self.values = keys[:, :, :length], values[:, :, :length]
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
@@ -84,25 +99,26 @@ class BufferLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        key_states, value_states = self.layout.pack(key_states, value_states)
         start = self.get_seq_length()
         stop = start + key_states.shape[2]
         rows = key_states.shape[0]
         if not self.in_place or rows != self.room_keys.shape[0] or stop > self.room_keys.shape[2]:
             if self.keys is not None and self.values is not None and rows != self.keys.shape[0] == 1:
                 self.keys, self.values = self.keys.expand(rows, -1, -1, -1), self.values.expand(rows, -1, -1, -1)
-            result: tuple[torch.Tensor, torch.Tensor] = super().update(key_states, value_states, *args, **kwargs)
-            return result
+            keys, values = super().update(key_states, value_states, *args, **kwargs)
+            return self.layout.unpack(keys, values)
         self.room_keys[:, :, start:stop] = key_states
         self.room_values[:, :, start:stop] = value_states
         self.keys, self.values = self.room_keys[:, :, :stop], self.room_values[:, :, :stop]
-        return self.keys, self.values
+        return self.layout.unpack(self.keys, self.values)
 
 
-def generation_cache(buffer: KVBuffer) -> Cache:
+def generation_cache(buffer: KVBuffer, layout: Plain = PLAIN) -> Cache:
     """An ordinary transformers Cache holding the buffer's filled part, for model.generate."""
     return Cache(
         layers=[
-            BufferLayer(buffer.keys[n : n + 1], buffer.values[n : n + 1], buffer.length)
+            BufferLayer(buffer.keys[n : n + 1], buffer.values[n : n + 1], buffer.length, layout)
             for n in range(buffer.keys.shape[0])
         ]
     )

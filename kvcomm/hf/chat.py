@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException, get_json_schema
 
+from kvcomm.checks import need, need_all
 from kvcomm.errors import InvalidInput
 from kvcomm.hf.arguments import check_generate_arguments, stop_tokens
 from kvcomm.hf.chat_text import (
@@ -142,8 +143,11 @@ def chat_prompt(
         ends: ids that end an answer.
     """
     check_name(name)
+    need(canonical, bool, "canonical", "give True or False")
+    if documents is not None:
+        need_all(documents, Mapping, "documents", "pass a list of dicts, or nothing")
     _check(tokenizer, messages)
-    _check_template(template or {})
+    _check_template(template if template is not None else {})
     schemas = _schemas(tools, canonical)
     renderer = Renderer(tokenizer, schemas, list(documents or []) or None, template or {})
     text = renderer.text(messages)
@@ -200,7 +204,13 @@ def _check(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> N
             f"messages are {type(messages).__name__}; pass one dict of role and content or more, in a list"
         )
     for message in messages:
-        check_label(message.get("role", ""))
+        if "role" not in message:
+            raise InvalidInput(f"a message has {sorted(map(str, message))} and no role; give it one")
+        check_label(message["role"])
+        content = message.get("content")
+        need(content, (str, list, tuple, type(None)), "a message's content", "pass text, or a list of dicts")
+        if isinstance(content, list | tuple):
+            need_all(content, Mapping, "a message's content", "pass text, or a list of dicts")
 
 
 def _check_template(arguments: Mapping[str, Any]) -> None:
@@ -213,6 +223,9 @@ def _check_template(arguments: Mapping[str, Any]) -> None:
 
 
 def _schemas(tools: Sequence[Tool] | None, canonical: bool) -> list[Mapping[str, Any]] | None:
+    if tools is None:
+        return None
+    need(tools, (list, tuple), "tools", "pass a list of JSON schemas or functions, or nothing")
     if not tools:
         return None
     schemas: list[Mapping[str, Any]] = []

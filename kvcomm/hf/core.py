@@ -13,6 +13,7 @@ from kvcomm.anchors.book import OffsetBook
 from kvcomm.anchors.pool import BasePool
 from kvcomm.anchors.saved import add_to, load_from
 from kvcomm.anchors.stored import StoredPool
+from kvcomm.checks import need, shown
 from kvcomm.errors import FingerprintMismatch, InvalidInput, PromptTooLong, StoreError
 from kvcomm.hf.agent import Agent
 from kvcomm.hf.backend import HFBackend
@@ -25,7 +26,7 @@ from kvcomm.reuse.calibration import UNCALIBRATED, Calibration, find
 from kvcomm.reuse.cost import Costs
 from kvcomm.reuse.healing import planning
 from kvcomm.reuse.plan import Plan
-from kvcomm.reuse.policy import Balanced, Dense, Exact, Policy, Reuse
+from kvcomm.reuse.policy import Balanced, Dense, Exact, Policy, Reuse, check_policy
 from kvcomm.reuse.prompt import Prompt
 from kvcomm.reuse.run import Estimates, keep, keep_reply, observe, prepare
 from kvcomm.reuse.trust import ratios_by_pair
@@ -51,10 +52,19 @@ class Core:
         calibration: Calibration | None = None,
         costs: Costs | None = None,
     ) -> None:
+        need(tokenizer, PreTrainedTokenizerBase, "the tokenizer", "pass the model's own from transformers")
+        need(pool, (BasePool, type(None)), "pool", "pass a BasePool, or nothing")
+        need(book, (OffsetBook, type(None)), "book", "pass an OffsetBook, or nothing")
+        need(learn, bool, "learn", "pass True or False")
+        need(weights, (str, type(None)), "weights", "pass a digest as text, or nothing")
+        if store is not None and not all(callable(getattr(store, name, None)) for name in ("get", "put", "entries")):
+            raise InvalidInput(f"store is {shown(store)}; pass one of kvcomm.store, or nothing")
+        if policy is not None:
+            check_policy(policy)
+        self.namespace = Namespace(namespace)
         self.model, self.tokenizer = model, tokenizer
         self.backend = HFBackend(model, tokenizer, weights)
         self._plain = PlainTexts(tokenizer)
-        self.namespace = Namespace(namespace)
         fingerprint = self.backend.spec.fingerprint
         for held in (pool, book):
             if held is not None and held.fingerprint != fingerprint:
@@ -123,10 +133,9 @@ class Core:
         """
         started = time.perf_counter()
         chosen = policy if policy is not None else self.policy
-        if not isinstance(prompt, Prompt):
-            raise InvalidInput(f"the prompt is {type(prompt).__name__}; make one with agent.prompt(slot=...)")
-        if isinstance(chosen, type) or not callable(getattr(chosen, "plan", None)):
-            raise InvalidInput(f"policy is {chosen!r}; pass a value such as Exact() or Balanced()")
+        need(prompt, Prompt, "the prompt", "make one with agent.prompt(slot=...)")
+        check_policy(chosen)
+        need(room, int, "room", "give 0 or more tokens")
         if planning(chosen) is not chosen:
             raise InvalidInput(
                 f"{type(chosen).__name__}() works while an answer is generated; call engine.generate, or prefill with "
@@ -138,7 +147,8 @@ class Core:
         plan = self._plan(prompt, chosen)
         with turn(self.model, self.backend.spec):
             plan, buffer = prepare(self.backend, plan, chosen, self.book, room, Estimates(self.calibration, self.costs))
-        return Prefilled.of(plan, buffer, cache_argument(self.model), time.perf_counter() - started)
+        spent = time.perf_counter() - started
+        return Prefilled.of(plan, buffer, cache_argument(self.model), spent, self.backend.layout)
 
     @property
     def version(self) -> str:

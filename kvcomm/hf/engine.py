@@ -11,6 +11,7 @@ from transformers import StoppingCriteria
 
 from kvcomm.anchors import poolfile
 from kvcomm.anchors.pool import BasePool
+from kvcomm.checks import need, need_all
 from kvcomm.errors import InvalidInput
 from kvcomm.hf.agent import Agent
 from kvcomm.hf.asynchronous import in_thread
@@ -21,13 +22,14 @@ from kvcomm.hf.exactness import force_healing
 from kvcomm.hf.forget import Conversation, Forgotten, forget
 from kvcomm.hf.generation import Call, generate
 from kvcomm.hf.reply import Reply
-from kvcomm.hf.template import Template, TemplatePart
+from kvcomm.hf.stopping import criteria_of
+from kvcomm.hf.template import Template, TemplatePart, check_label
 from kvcomm.hf.turns import turn
 from kvcomm.keys import Recipe
 from kvcomm.reuse.backend import KVBuffer
 from kvcomm.reuse.healing import Healed, planning
 from kvcomm.reuse.plan import Plan
-from kvcomm.reuse.policy import Exact, Policy
+from kvcomm.reuse.policy import Exact, Policy, check_policy
 from kvcomm.reuse.prompt import Prompt
 from kvcomm.reuse.run import prepare
 from kvcomm.reuse.splice import cut
@@ -79,6 +81,8 @@ class Engine(Core):
         For measuring, and for a session whose texts shall not outlive it. Offsets are not learned in a fork; bases are
         kept in its scratch pool unless ``learn`` is False.
         """
+        if policy is not None:
+            check_policy(policy)
         other = object.__new__(Engine)
         other.__dict__.update(self.__dict__)
         other.pool = BasePool(
@@ -96,7 +100,7 @@ class Engine(Core):
         label: str = "",
         max_new_tokens: int | None = None,
         policy: Policy | None = None,
-        stopping_criteria: Sequence[StoppingCriteria] = (),
+        stopping_criteria: Sequence[StoppingCriteria] | None = None,
         started: float | None = None,
         **generate_kwargs: Any,
     ) -> Reply:
@@ -118,7 +122,8 @@ class Engine(Core):
             InvalidInput: as prefill, ``max_new_tokens`` is below 1, or an argument for model.generate does not go with
                 the prepared cache; nothing was changed.
         """
-        call = Call([prompt], [label], max_new_tokens, policy, stopping_criteria, started, generate_kwargs)
+        criteria = stopping_criteria if stopping_criteria is not None else ()
+        call = Call([prompt], [label], max_new_tokens, policy, criteria, started, generate_kwargs)
         return generate(self, call)[0]
 
     def generate_batch(
@@ -128,7 +133,7 @@ class Engine(Core):
         labels: Sequence[str] | None = None,
         max_new_tokens: int | None = None,
         policy: Policy | None = None,
-        stopping_criteria: Sequence[StoppingCriteria] = (),
+        stopping_criteria: Sequence[StoppingCriteria] | None = None,
         started: float | None = None,
         **generate_kwargs: Any,
     ) -> list[Reply]:
@@ -147,14 +152,16 @@ class Engine(Core):
             as generate; InvalidInput also where there is no prompt, labels are not as many, or LongRoPE would compute
             some of the prompts with its other frequencies.
         """
-        if not isinstance(prompts, Sequence) or isinstance(labels, str):
-            raise InvalidInput(f"prompts are {type(prompts).__name__}, labels {labels!r}; pass a list of each")
+        need_all(prompts, Prompt, "prompts", "pass a list of prompts, each made with agent.prompt(slot=...)")
+        if labels is not None:
+            need_all(labels, str, "labels", "pass a list of texts, or nothing")
         filed = list(labels) if labels is not None else [""] * len(prompts)
         if not prompts or len(filed) != len(prompts):
             raise InvalidInput(
                 f"{len(prompts)} prompts and {len(filed)} labels; give one or more prompts, a label each"
             )
-        call = Call(list(prompts), filed, max_new_tokens, policy, stopping_criteria, started, generate_kwargs)
+        criteria = stopping_criteria if stopping_criteria is not None else ()
+        call = Call(list(prompts), filed, max_new_tokens, policy, criteria, started, generate_kwargs)
         return generate(self, call)
 
     async def agenerate(self, prompt: Prompt, **arguments: Any) -> Reply:
@@ -162,12 +169,12 @@ class Engine(Core):
 
         Cancelling the task stops the generation at its next token, keeps nothing of it, and returns when it has ended.
         """
-        criteria = tuple(arguments.pop("stopping_criteria", ()))
+        criteria = criteria_of(arguments)
         return await in_thread(lambda stop: self.generate(prompt, stopping_criteria=(*criteria, stop), **arguments))
 
     async def agenerate_batch(self, prompts: Sequence[Prompt], **arguments: Any) -> list[Reply]:
         """As generate_batch, from asyncio; see agenerate."""
-        criteria = tuple(arguments.pop("stopping_criteria", ()))
+        criteria = criteria_of(arguments)
         return await in_thread(
             lambda stop: self.generate_batch(prompts, stopping_criteria=(*criteria, stop), **arguments)
         )
@@ -178,7 +185,7 @@ class Engine(Core):
 
     async def achat(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, **options: Any) -> Reply:
         """As chat, from asyncio; see agenerate."""
-        criteria = tuple(options.pop("stopping_criteria", None) or ())
+        criteria = criteria_of(options)
         return await in_thread(lambda stop: self.chat(messages, tools, stopping_criteria=(*criteria, stop), **options))
 
     def force(
@@ -196,6 +203,9 @@ class Engine(Core):
             InvalidInput: the answer is empty, or with it the prompt crosses the length at which LongRoPE changes its
                 frequencies; the policy is ``Verified()``, whose answer is the dense one; otherwise as prefill.
         """
+        need(prompt, Prompt, "the prompt", "make one with agent.prompt(slot=...)")
+        need(answer, Segment, "the answer", "pass a Segment, such as reply.segment")
+        check_label(label)
         if not len(answer):
             raise InvalidInput("the answer has 0 tokens; there is nothing to force")
         token_ids = (*prompt.token_ids, *answer.token_ids)
@@ -229,6 +239,9 @@ class Engine(Core):
         Raises:
             as prefill.
         """
+        need(prompt, Prompt, "the prompt", "make one with agent.prompt(slot=...)")
+        need(answer, (Segment, type(None)), "the answer", "pass a Segment, such as reply.segment, or nothing")
+        check_label(label)
         reply = answer if answer is not None else Segment(())
         token_ids = (*prompt.token_ids, *reply.token_ids)
         self._check(token_ids, len(token_ids))
@@ -252,6 +265,8 @@ class Engine(Core):
         Raises:
             as prefill; nothing was added.
         """
+        need_all(segments, Segment, "segments", "pass a list of Segment, such as reply.segment")
+        need(behind, (Segment, type(None)), "behind", "pass a Segment, or nothing")
         prefix = behind if behind is not None else self.neutral_prefix()
         recipe = Recipe("isolated", "", prefix.digest, False)
         for segment in segments:

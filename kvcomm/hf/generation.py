@@ -7,15 +7,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
+from kvcomm.checks import need
 from kvcomm.errors import InvalidInput
 from kvcomm.hf.arguments import DEFAULT_NEW_TOKENS, Settings, settle, stop_tokens
 from kvcomm.hf.batch import Rows
 from kvcomm.hf.exactness import HealedOne, VerifiedOne, check_exactness, exactly
+from kvcomm.hf.rehearsal import rehearse
 from kvcomm.hf.reply import Exactness, Prefilled, Reply, Usage
 from kvcomm.hf.stopping import Cancellation, Clock
 from kvcomm.hf.support import cache_argument
@@ -57,6 +60,7 @@ def generate(engine: Core, call: Call) -> list[Reply]:
     check_exactness(policy, settings, len(call.prompts))
     with turn(engine.model, engine.backend.spec), _ended_on_failure(settings.arguments.get("streamer")):
         new_tokens = _new_tokens(engine, call, settings)
+        rehearse(engine.model, settings.arguments, call.stopping_criteria, call.prompts[0].token_ids, new_tokens)
         one = len(call.prompts) == 1 and (settings.copies == 1 or settings.whole)
         ready = _single(engine, call, settings, new_tokens) if one else _rows(engine, call, settings, new_tokens)
         prepared = time.perf_counter()
@@ -113,24 +117,24 @@ def generate(engine: Core, call: Call) -> list[Reply]:
 
 
 def _check(call: Call) -> None:
+    need(call.stopping_criteria, (list, tuple), "stopping_criteria", "pass a list of them, or nothing")
     for label in call.labels:
         check_label(label)
     if call.started is not None and not isinstance(call.started, int | float):
         raise InvalidInput(f"started is {call.started!r}; pass time.perf_counter() as it was, or nothing")
-    if not isinstance(call.stopping_criteria, Sequence):
-        raise InvalidInput(f"stopping_criteria are {call.stopping_criteria!r}; pass a list of them, or nothing")
 
 
 def _new_tokens(engine: Core, call: Call, settings: Settings) -> int:
     """How many tokens may be generated; checks the prompts' types and, where a number was asked for, their lengths."""
     for prompt in call.prompts:
-        if not isinstance(prompt, Prompt):
-            raise InvalidInput(f"the prompt is {type(prompt).__name__}; make one with agent.prompt(slot=...)")
+        need(prompt, Prompt, "the prompt", "make one with agent.prompt(slot=...)")
     asked = call.max_new_tokens if call.max_new_tokens is not None else settings.max_new_tokens
     if asked is None:
         left = engine.backend.spec.max_positions - max(map(len, call.prompts))
         asked = max(min(DEFAULT_NEW_TOKENS, left), 1)
-    if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
+    need(asked, Integral, "max_new_tokens", "ask for 1 or more")
+    asked = int(asked)
+    if asked < 1:
         raise InvalidInput(f"max_new_tokens is {asked}; ask for at least 1")
     for prompt in call.prompts:
         engine._check(prompt.token_ids, len(prompt) + asked)
@@ -223,7 +227,7 @@ def _rows(engine: Core, call: Call, settings: Settings, new_tokens: int) -> _Man
             plans.append(prefilled.plan.spending(time.perf_counter() - began, range(start, len(prompt) - 1)))
             yield prefilled.buffer
 
-    rows = Rows.of(engine.backend.spec, call.prompts, filled(), new_tokens, settings.copies)
+    rows = Rows.of(engine.backend.spec, call.prompts, filled(), new_tokens, settings.copies, engine.backend.layout)
     return _Many(rows, plans, cache_argument(engine.model), settings.pad)
 
 

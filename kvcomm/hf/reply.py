@@ -9,7 +9,8 @@ import torch
 from transformers.cache_utils import Cache
 
 from kvcomm.hf.arguments import WITH_A_FILLED_CACHE
-from kvcomm.hf.cache import BufferLayer, generation_cache
+from kvcomm.hf.cache import PLAIN, BufferLayer, generation_cache
+from kvcomm.hf.latent import Plain
 from kvcomm.reuse.backend import KVBuffer
 from kvcomm.reuse.plan import Plan, TokenCounts
 from kvcomm.types import Segment
@@ -119,9 +120,9 @@ class Prefilled:
     prefill_s: float
 
     @classmethod
-    def of(cls, plan: Plan, buffer: KVBuffer, cache_name: str, prefill_s: float) -> Prefilled:
+    def of(cls, plan: Plan, buffer: KVBuffer, cache_name: str, prefill_s: float, layout: Plain = PLAIN) -> Prefilled:
         """Wrap a prepared buffer as a transformers cache."""
-        return cls(plan, buffer, generation_cache(buffer), cache_name, prefill_s)
+        return cls(plan, buffer, generation_cache(buffer, layout), cache_name, prefill_s)
 
     def generate_kwargs(self) -> dict[str, Any]:
         """Arguments for model.generate: input_ids and attention_mask [1, prompt tokens], and the cache.

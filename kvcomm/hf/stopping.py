@@ -10,6 +10,21 @@ from typing import Any
 import torch
 from transformers import StoppingCriteria
 
+from kvcomm.checks import need
+
+
+def criteria_of(arguments: dict[str, Any]) -> tuple[StoppingCriteria, ...]:
+    """Take the stopping criteria out of ``arguments``.
+
+    Raises:
+        InvalidInput: they are not a list.
+    """
+    given = arguments.pop("stopping_criteria", None)
+    if given is None:
+        return ()
+    need(given, (list, tuple), "stopping_criteria", "pass a list of them, or nothing")
+    return tuple(given)
+
 
 class Cancelled(Exception):
     """The caller gave up; nothing was kept of the call."""

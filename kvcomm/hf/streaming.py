@@ -13,7 +13,7 @@ from kvcomm.hf.chat import Tool
 from kvcomm.hf.chat_text import Message
 from kvcomm.hf.events import Event, EventStreamer
 from kvcomm.hf.reply import Reply
-from kvcomm.hf.stopping import Cancellation
+from kvcomm.hf.stopping import Cancellation, criteria_of
 
 if TYPE_CHECKING:
     from kvcomm.hf.engine import Engine
@@ -54,7 +54,7 @@ def _streamed(
         raise InvalidInput("streamer=... and pieces both read the answer; pass the streamer to engine.chat instead")
     options.pop("streamer", None)
     stop = Cancellation()
-    criteria = (*(options.pop("stopping_criteria", None) or ()), stop)
+    criteria = (*criteria_of(options), stop)
 
     def call() -> Reply:
         try:

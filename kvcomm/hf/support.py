@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from kvcomm import rope
 from kvcomm.errors import UnsupportedModel
 from kvcomm.hf import attention
+from kvcomm.hf.latent import check_latents, layout_of
 from kvcomm.rope import RopeSpec
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -26,6 +27,15 @@ def cache_argument(model: PreTrainedModel) -> str:
     return next((name for name in ("past_key_values", "cache") if name in names), "past_key_values")
 
 
+def check_model(model: PreTrainedModel) -> None:
+    """Raise UnsupportedModel for what is no transformers model itself."""
+    if not isinstance(model, PreTrainedModel):
+        raise UnsupportedModel(
+            f"{type(model).__name__} wraps a transformers model, or is none: pass the model inside (for PEFT "
+            "get_base_model(), the adapter active in it)"
+        )
+
+
 def text_config(model: PreTrainedModel) -> Any:
     """The configuration that describes the decoder, or UnsupportedModel with the missing part's name."""
     config = model.config
@@ -33,11 +43,6 @@ def text_config(model: PreTrainedModel) -> Any:
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModel(f"{name} is an encoder-decoder: cross-attention KV depends on another text")
     config = config.get_text_config(decoder=True)
-    if getattr(config, "kv_lora_rank", None):
-        raise UnsupportedModel(
-            f"{name} uses multi-head latent attention (kv_lora_rank={config.kv_lora_rank}): its cache holds latents, "
-            "for which moving positions has not been shown right"
-        )
     named = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
     kinds = set(named) - {FULL, SLIDING, "attention"}
     state = any(
@@ -133,12 +138,19 @@ def probe_keys(model: PreTrainedModel, position: int) -> torch.Tensor:
         model(**inputs, use_cache=True)
     except Exception as error:
         raise UnsupportedModel(f"{type(model).__name__} does not run a single token with a cache: {error}") from error
-    keys = [getattr(layer, "keys", None) for layer in cache.layers]
-    values = [getattr(layer, "values", None) for layer in cache.layers]
-    shapes = {tuple(t.shape) for t in (*keys, *values) if t is not None}
-    if len(shapes) != 1 or any(t is None for t in keys):
-        raise UnsupportedModel(f"{type(model).__name__} caches differently shaped KV in its layers: {sorted(shapes)}")
-    found = torch.cat([k for k in keys if k is not None])
+    name, layout = type(model).__name__, layout_of(model.config.get_text_config(decoder=True))
+    keys, shapes = [], set()
+    for layer in cache.layers:
+        k, v = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if k is None or v is None:
+            raise UnsupportedModel(f"{name} has a layer that caches no keys and values")
+        check_latents(name, layout, k, v)
+        packed = layout.pack(k, v)
+        keys.append(packed[0])
+        shapes |= {tuple(part.shape) for part in packed}
+    if len(shapes) != 1:
+        raise UnsupportedModel(f"{name} caches differently shaped KV in its layers: {sorted(shapes)}")
+    found = torch.cat(keys)
     if not bool(torch.isfinite(found).all()):
         raise UnsupportedModel(
             f"{type(model).__name__} gives NaN or infinity for a single token: its weights are broken"

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from kvcomm.checks import need, need_all
 from kvcomm.errors import InvalidInput
 from kvcomm.hf.texts import PlainTexts
 from kvcomm.reuse.prompt import Part, Prompt
@@ -29,12 +30,18 @@ class System:
 
     text: str
 
+    def __post_init__(self) -> None:
+        need(self.text, str, "a System's text", "pass text")
+
 
 @dataclass(frozen=True)
 class Slot:
     """A named place in a template that is filled at each call."""
 
     name: str
+
+    def __post_init__(self) -> None:
+        need(self.name, str, "a Slot's name", "pass an identifier as text")
 
 
 class HasSegment(Protocol):
@@ -74,7 +81,8 @@ class Template:
         parts: texts and slots in order, System first if present. Consecutive texts are joined.
 
     Raises:
-        InvalidInput: no parts, a System that is not first, a slot named twice or not an identifier.
+        InvalidInput: no parts, or others than texts and slots, a System that is not first, a slot named twice or not
+            an identifier.
     """
 
     def __init__(
@@ -84,6 +92,8 @@ class Template:
         tokenizer: PreTrainedTokenizerBase,
         plain: PlainTexts | None = None,
     ) -> None:
+        check_name(name)
+        need_all(parts, (System, Slot, str), f"parts of agent {name!r}", "pass a list of System, Slot and text")
         self.name = name
         self._tokenizer = tokenizer
         self._plain = plain if plain is not None else PlainTexts(tokenizer)
@@ -163,7 +173,6 @@ class Template:
         return [*pieces, text]
 
     def _check(self, name: str, parts: Sequence[TemplatePart]) -> None:
-        check_name(name)
         if not parts:
             raise InvalidInput(f"agent {name!r} has no parts; give texts and slots")
         if any(isinstance(part, System) for part in parts[1:]):

@@ -25,6 +25,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from kvcomm.closeness import is_tie
 from kvcomm.hf.cache import generation_cache
 from kvcomm.hf.events import DraftStreamer
+from kvcomm.hf.latent import layout_of
 from kvcomm.hf.stopping import Cancellation
 from kvcomm.reuse.healing import Healing
 
@@ -141,7 +142,7 @@ class Verifying:
             sequences=input_ids,
             scores=tuple(c.scores for c in kept) if generation_config.output_scores else None,  # type: ignore[arg-type]
             logits=tuple(c.logits for c in kept) if generation_config.output_logits else None,  # type: ignore[arg-type]
-            past_key_values=generation_cache(self.buffer),
+            past_key_values=generation_cache(self.buffer, layout_of(model.config.get_text_config(decoder=True))),
         )
 
     def _draft(

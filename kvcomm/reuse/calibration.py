@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from kvcomm.checks import need
 from kvcomm.errors import InvalidInput
 from kvcomm.reuse.judgement import Features
 from kvcomm.types import ModelFingerprint
@@ -123,6 +124,7 @@ class Calibration:
 
 def check_confidence(confidence: float) -> None:
     """Raise InvalidInput unless ``confidence`` is one that the margins reach."""
+    need(confidence, (int, float), "confidence", "give a share")
     if not QUANTILES[0] <= confidence <= QUANTILES[-1]:
         raise InvalidInput(f"confidence is {confidence}; give a share of {QUANTILES[0]} to {QUANTILES[-1]}")
 

@@ -18,7 +18,7 @@ from kvcomm.anchors.pool import BasePool
 from kvcomm.errors import InvalidInput
 from kvcomm.reuse.backend import KVBuffer, ModelBackend
 from kvcomm.reuse.plan import Plan
-from kvcomm.reuse.policy import Balanced, Policy
+from kvcomm.reuse.policy import Balanced, Policy, check_policy
 from kvcomm.reuse.prompt import Prompt
 
 DEFAULT_PIECE = 256
@@ -79,8 +79,7 @@ def _check(policy: Policy, piece: int) -> None:
         raise InvalidInput(f"piece is {piece!r}; give a whole number of tokens, 1 or more")
     if isinstance(policy, Healed | Verified):
         raise InvalidInput(f"policy is {policy!r}, which heals already; wrap Balanced() or another that does not")
-    if isinstance(policy, type) or not callable(getattr(policy, "plan", None)):
-        raise InvalidInput(f"policy is {policy!r}; pass a value such as Balanced()")
+    check_policy(policy)
 
 
 def planning(policy: Policy) -> Policy:

@@ -16,6 +16,7 @@ import torch
 
 from kvcomm.anchors.match import Match, match
 from kvcomm.anchors.pool import Base, BasePool
+from kvcomm.checks import need
 from kvcomm.errors import InvalidInput
 from kvcomm.types import Segment, SegmentKV
 
@@ -33,6 +34,8 @@ class Near:
 
 def check_near(near: float, after_edit: int) -> None:
     """Raise InvalidInput unless 0 < near <= 1 and after_edit >= 0."""
+    need(near, (int, float), "near", "give a share above 0 and up to 1")
+    need(after_edit, int, "after_edit", "give 0 or more tokens")
     if not 0.0 < near <= 1.0:
         raise InvalidInput(f"near is {near}; give the least share of tokens in common, above 0 and up to 1 (off)")
     if after_edit < 0:

@@ -8,6 +8,7 @@ from typing import Protocol
 from kvcomm.anchors.book import OffsetBook
 from kvcomm.anchors.pool import Base, BasePool
 from kvcomm.anchors.statistics import Pair
+from kvcomm.checks import need, shown
 from kvcomm.errors import InvalidInput
 from kvcomm.keys import Origin
 from kvcomm.reuse.calibration import check_confidence
@@ -23,6 +24,12 @@ class Policy(Protocol):
     def plan(self, prompt: Prompt, pool: BasePool, book: OffsetBook) -> Plan:
         """The plan of one call; reads the pool and changes nothing."""
         ...
+
+
+def check_policy(policy: Policy) -> None:
+    """Raise InvalidInput for what is no policy: a class instead of a value of it, for example."""
+    if isinstance(policy, type) or not callable(getattr(policy, "plan", None)):
+        raise InvalidInput(f"policy is {shown(policy)}; pass a value such as Exact() or Balanced()")
 
 
 def _new(part: Part, start: int, why: str) -> PartPlan:
@@ -120,16 +127,26 @@ class Reuse:
 
     def __post_init__(self) -> None:
         check_confidence(self.confidence)
+        need(self.max_kl, (int, float, type(None)), "max_kl", "give a KL above 0 nats, or None for no bound")
+        need(self.gate, bool, "gate", "give True or False")
         if self.max_kl is not None and not self.max_kl > 0:
             raise InvalidInput(f"max_kl is {self.max_kl}; give a KL above 0 nats, or None for no bound")
         check_near(self.near, self.after_edit)
-        if not 0.0 <= self.dense_above <= 1.0 or not isinstance(self.learn_first, int) or self.learn_first < 0:
+        need(self.dense_above, (int, float), "dense_above", "give a share of 0 to 1")
+        need(self.learn_first, int, "learn_first", "give 0 or more calls")
+        need(self.offsets, bool, "offsets", "give True or False")
+        if isinstance(self.select, type) or not callable(getattr(self.select, "choose", None)):
+            raise InvalidInput(
+                f"select is {shown(self.select)}; give a selection such as Leading(16) or PredictedError()"
+            )
+        if not 0.0 <= self.dense_above <= 1.0 or self.learn_first < 0:
             raise InvalidInput(
                 f"dense_above is {self.dense_above} and learn_first {self.learn_first}; give a share of 0 to 1 and a "
                 "whole number of calls, 0 or more"
             )
         known = {"prompt", "decode", "isolated"}
-        if not self.origins or any(isinstance(alike, str) or not {*alike} <= known for alike in self.origins):
+        named = isinstance(self.origins, tuple) and all(isinstance(alike, tuple) for alike in self.origins)
+        if not named or not self.origins or any(origin not in known for alike in self.origins for origin in alike):
             raise InvalidInput(
                 f'origins is {self.origins}; give tuples of {sorted(known)}, for example (("prompt", "decode"),)'
             )

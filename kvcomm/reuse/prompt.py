@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from kvcomm.checks import need, need_all
 from kvcomm.errors import InvalidInput
 from kvcomm.types import TOKEN_BYTES, Segment, digest_fields, pack_tokens
 
@@ -16,10 +17,17 @@ class Part:
     Attributes:
         segment: the token ids.
         label: the place, ``agent/slot`` or ``agent/#n`` for the n-th fixed text; what an offset is learned for.
+
+    Raises:
+        InvalidInput: one of the two is of another type.
     """
 
     segment: Segment
     label: str
+
+    def __post_init__(self) -> None:
+        need(self.segment, Segment, "segment", "pass a Segment, made of token ids")
+        need(self.label, str, "label", "pass the name of a place as text")
 
 
 @dataclass(frozen=True)
@@ -31,13 +39,14 @@ class Prompt:
             every part, and of the answer, is then kept as it stands here, whatever else is held of the same text.
 
     Raises:
-        InvalidInput: the prompt has no tokens.
+        InvalidInput: the prompt has no tokens, or a part is no Part.
     """
 
     parts: tuple[Part, ...]
     grows: bool = False
 
     def __post_init__(self) -> None:
+        need_all(self.parts, Part, "parts", "pass a tuple of Part")
         if not any(len(part.segment) for part in self.parts):
             raise InvalidInput("the prompt has 0 tokens; give it at least one")
 

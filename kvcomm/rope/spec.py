@@ -149,8 +149,6 @@ class RopeSpec:
         count = getattr(config, "num_hidden_layers", None)
         if not isinstance(count, int):
             raise UnsupportedModel(f"{type(config).__name__} has no num_hidden_layers; pass the text model's config")
-        if getattr(config, "qk_rope_head_dim", None):
-            raise UnsupportedModel("multi-head latent attention (qk_rope_head_dim) rotates a part apart from the keys")
         present = _layers_with_rope(config, count, rope_layers)
         layers: list[LayerRope | None] = []
         switches: set[int] = set()
@@ -167,6 +165,25 @@ class RopeSpec:
         switch = next(iter(switches), None)
         long = switch is not None and prompt_length is not None and prompt_length > switch
         return cls(tuple(layers), None if switch is None else "long" if long else "short", switch)
+
+
+def latent_head_dim(config: Any) -> int | None:
+    """Width of a key of multi-head latent attention as kvcomm holds it, or None for any other attention.
+
+    A token's rotary key and behind it its latent, cut in the middle (kvcomm.hf.latent): the rotary part comes first.
+
+    Raises:
+        UnsupportedModel: the two widths do not make two halves of which the first holds the rotary key.
+    """
+    latent, rotary = getattr(config, "kv_lora_rank", None), getattr(config, "qk_rope_head_dim", None)
+    if not latent and not rotary:
+        return None
+    if not latent or not rotary or latent < rotary or (latent + rotary) % 2:
+        raise UnsupportedModel(
+            f"multi-head latent attention with kv_lora_rank={latent} and qk_rope_head_dim={rotary}: supported are "
+            "latents at least as wide as the rotary key, both even"
+        )
+    return int(latent + rotary) // 2
 
 
 def _layers_with_rope(config: Any, count: int, rope_layers: Sequence[bool] | None) -> list[bool]:
@@ -230,7 +247,9 @@ def _layer(
         reason = REFUSED.get(kind, "its frequencies are not known here")
         raise UnsupportedModel(f"rope type {kind!r} in layer {index}: {reason}; supported are {sorted(FREQUENCIES)}")
     own = config.per_layer_config[index] if getattr(config, "is_heterogeneous", False) else config
-    head_dim = getattr(own, "head_dim", None) or own.hidden_size // own.num_attention_heads
+    latent = latent_head_dim(own)
+    rotary = None if latent is None else own.qk_rope_head_dim
+    head_dim = rotary or getattr(own, "head_dim", None) or own.hidden_size // own.num_attention_heads
     trained = parameters["original_max_position_embeddings"]
     inputs = RopeInputs(
         parameters,
@@ -240,4 +259,4 @@ def _layer(
         truncate=config.rope_parameters.get("truncate", True),  # transformers reads it from the outer level only
     )
     inv_freq, attention_factor = FREQUENCIES[kind](inputs)
-    return LayerRope(kind, tuple(inv_freq.tolist()), float(attention_factor), head_dim, interleaved)
+    return LayerRope(kind, tuple(inv_freq.tolist()), float(attention_factor), latent or head_dim, interleaved)

@@ -66,7 +66,7 @@ def test_as_many_logits_as_asked(wanted: int) -> None:
         assert error(got, full[-wanted:]) < TOLERANCE
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral", "qwen2"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral", "qwen2", "deepseek_v3"])
 def test_eager_attention_computes_the_same(family: str) -> None:
     eager = FAMILIES[family]()
     eager.set_attn_implementation("eager")
@@ -87,7 +87,7 @@ def test_generate_goes_on_from_the_cache(family: str, length: int) -> None:
     options |= {"output_logits": True, "eos_token_id": None, "pad_token_id": 0}
     plain = backend.model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
     buffer = filled(backend, ids[:length], room=100)
-    cache = generation_cache(buffer)
+    cache = generation_cache(buffer, backend.layout)
     own = backend.model.generate(prompt, attention_mask=torch.ones_like(prompt), past_key_values=cache, **options)
     assert torch.equal(own.sequences, plain.sequences)
     assert error(torch.stack(own.logits), torch.stack(plain.logits)) < TOLERANCE
@@ -102,7 +102,7 @@ def test_generation_leaves_the_room_when_it_is_used_up() -> None:
     prompt = torch.tensor([ids])
     options: dict[str, Any] = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 10, "do_sample": False}
     options |= {"eos_token_id": None, "pad_token_id": 0}
-    cache = generation_cache(filled(backend, ids[:19], room=5))
+    cache = generation_cache(filled(backend, ids[:19], room=5), backend.layout)
     own = backend.model.generate(prompt, past_key_values=cache, **options)
     assert torch.equal(own, backend.model.generate(prompt, **options))
     assert not any(layer.in_place for layer in cache.layers)

@@ -251,7 +251,7 @@ def talk_on(engine: Engine, turns: int, **options: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("policy", [Exact(), Balanced(), Balanced(learn_first=0)], ids=str)
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "deepseek_v3"])
 def test_a_growing_conversation_costs_its_new_turn(family: str, policy: Any) -> None:
     """Each prompt after the first: all that the one before held and its answer are there, exact."""
     engine = engine_of(family, policy=policy)

@@ -25,7 +25,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "deepseek_v3"])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_generate_is_the_models_own_under_exact(family: str, options: dict[str, Any]) -> None:
     """Cold and with the whole prompt held, beams and several sequences too; windows of 32 are exceeded."""
@@ -45,7 +45,7 @@ def test_generate_is_the_models_own_under_exact(family: str, options: dict[str, 
             writer.study(task="Say what a sliding window is for.")
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3", "deepseek_v2"])
 @pytest.mark.parametrize("cold", [True, False])
 def test_the_kv_kept_is_a_dense_prefills(family: str, cold: bool) -> None:
     """Of the prompt's parts and of the answer, after generation, under Exact."""

@@ -17,7 +17,7 @@ POSITIONS = [*range(5, 20), *range(40, 60)]
 
 
 @pytest.mark.parametrize("layers", [0, 1, 2])
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_neox", "phi3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_neox", "phi3", "deepseek_v3"])
 def test_first_layers_write_their_kv_and_no_other(family: str, layers: int) -> None:
     backend = tiny_backend(family)
     whole, first, before = (KVBuffer(backend.spec, TOKENS) for _ in range(3))
@@ -51,7 +51,7 @@ def test_refuses_layers_that_are_not_there(layers: int) -> None:
         backend.forward_first(KVBuffer(backend.spec, TOKENS), IDS, range(TOKENS), layers)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral", "gpt_neox", "smollm3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral", "gpt_neox", "smollm3", "deepseek_v2"])
 def test_attention_is_that_of_the_models_own_weights(family: str) -> None:
     backend = tiny_backend(family)
     buffer = KVBuffer(backend.spec, TOKENS)

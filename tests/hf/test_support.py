@@ -34,14 +34,14 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda: tiny("T5", "T5ForConditionalGeneration", d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4),
         "encoder-decoder",
     ),
-    "latent attention": (
+    "latents narrower than their rotary key": (
         lambda: tiny(
             "DeepseekV3",
-            **{"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8},
+            **{"q_lora_rank": 16, "kv_lora_rank": 8, "qk_rope_head_dim": 16, "qk_nope_head_dim": 8, "v_head_dim": 8},
             **{"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
-            **{"first_k_dense_replace": 1, "moe_intermediate_size": 32},
+            **{"first_k_dense_replace": 1, "moe_intermediate_size": 32, "num_key_value_heads": 4},
         ),
-        "multi-head latent attention",
+        "multi-head latent attention with kv_lora_rank=8 and qk_rope_head_dim=16",
     ),
     "state space": (lambda: tiny("Mamba"), "linear_attention"),
     "hybrid": (

@@ -260,7 +260,7 @@ def streamed(agent: Agent, streamer: TextIteratorStreamer, **slots: str) -> list
     return pieces
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "deepseek_v3"])
 def test_text_streams_are_the_answer_from_threads_and_asyncio(family: str) -> None:
     engine = engine_of(family, policy=Exact())
     writer, _ = two_agents(engine)

@@ -201,7 +201,7 @@ def test_a_prompt_or_policy_of_another_type_is_named() -> None:
     engine = engine_of()
     writer, _ = two_agents(engine)
     before = state(engine)
-    with pytest.raises(InvalidInput, match="prompt is str"):
+    with pytest.raises(InvalidInput, match="prompt is .hello. .str."):
         engine.prefill("hello")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="'exact'"):
         writer.generate(task="a", policy="exact", max_new_tokens=1)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from kvcomm.reuse.run import prepare
 from kvcomm.reuse.select import Scene, Selected
 from kvcomm.reuse.splice import cut
 from kvcomm.types import Segment, SegmentKV
-from tests.tiny_models import FAMILIES
+from tests.tiny_models import FAMILIES, as_cached, as_held
 from tests.tiny_tokenizer import tiny_tokenizer
 
 State = list[tuple[torch.Tensor, torch.Tensor]]
@@ -47,7 +47,7 @@ def dense(backend: HFBackend, ids: Sequence[int]) -> tuple[torch.Tensor, State]:
     cache = DynamicCache()
     with torch.inference_mode():
         logits = backend.model(torch.tensor([list(ids)]), past_key_values=cache, use_cache=True).logits[0]
-    return logits, [(layer.keys, layer.values) for layer in cache.layers]
+    return logits, [as_held(layer.keys, layer.values, backend.model) for layer in cache.layers]
 
 
 def filled(backend: HFBackend, ids: Sequence[int], room: int = 0) -> KVBuffer:
@@ -72,12 +72,13 @@ def one_by_one(backend: HFBackend, ids: Sequence[int], state: State, positions: 
         cache = DynamicCache()
         for index, (keys, values) in enumerate(state):
             if p:
-                cache.update(keys[:, :, :p].clone(), values[:, :, :p].clone(), index)
+                cache.update(*as_cached(keys[:, :, :p].clone(), values[:, :, :p].clone(), backend.model), index)
         with torch.inference_mode():
             given = {"position_ids": torch.tensor([[p]]), "past_key_values": cache, "use_cache": True}
             logits = backend.model(torch.tensor([[ids[p]]]), **given).logits[0, -1]
         for (keys, values), layer in zip(state, cache.layers, strict=True):
-            keys[:, :, p], values[:, :, p] = layer.keys[:, :, -1], layer.values[:, :, -1]
+            new = as_held(layer.keys[:, :, -1], layer.values[:, :, -1], backend.model)
+            keys[:, :, p], values[:, :, p] = new
     return logits
 
 

@@ -178,7 +178,7 @@ def test_a_map_where_an_offset_would_not_help_is_none() -> None:
     assert taught(spec, pair).linear(pair, random_kv(spec, 0, 1)) is None
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "cohere", "smollm3", "phi3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "cohere", "smollm3", "phi3", "deepseek_v3"])
 def test_a_whole_plan(family: str, by_kernel: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Plan, splice with a learned map, recompute: the same logits and KV by kernel and by plain torch."""
     case = make_case(tiny_backend(family), LENGTHS, (11, 30))

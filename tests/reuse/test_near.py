@@ -162,7 +162,7 @@ def test_gathering_refuses_a_match_of_other_texts() -> None:
             gather(Segment(NEW), wrong, held)
 
 
-@pytest.mark.parametrize("family", ["llama", "llama-yarn", "qwen3", "mistral", "gemma3", "gpt_neox"])
+@pytest.mark.parametrize("family", ["llama", "llama-yarn", "qwen3", "mistral", "gemma3", "gpt_neox", "deepseek_v3"])
 def test_what_is_computed_is_what_plain_torch_computes(family: str) -> None:
     """Splice by hand, recompute one token at a time behind an ordinary cache: the same logits and KV."""
     backend, pool = backend_of(family), pool_of(family)

@@ -31,7 +31,7 @@ from tests.reuse.scene import (
     state_of,
     tokens,
 )
-from tests.tiny_models import FAMILIES
+from tests.tiny_models import FAMILIES, as_held
 
 TOLERANCES = {
     "tiny": 2e-5,  # relative, float32: three or four layers, each rounding differently when cut into other matmuls
@@ -144,8 +144,9 @@ def check_block_diagonal(
     moved = rope.rotate(alone.keys, positions_of(p, n, alone.keys.device), backend.spec.rope)
     for index, layer in enumerate(cache.layers):
         assert layer.keys is not None and layer.values is not None
-        assert error(moved[index], layer.keys[0, :, p:]) < tolerance
-        assert error(alone.values[index], layer.values[0, :, p:]) < tolerance
+        keys, values = as_held(layer.keys, layer.values, backend.model)
+        assert error(moved[index], keys[0, :, p:]) < tolerance
+        assert error(alone.values[index], values[0, :, p:]) < tolerance
     behind = captured(backend, before, segment)
     assert error(behind.values[1:], alone.values[1:]) > FAR
 

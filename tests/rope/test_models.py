@@ -11,7 +11,7 @@ from transformers import DynamicCache
 
 from kvcomm.rope import RopeSpec, rotate, unrotate
 from tests.rope.oracle import TOLERANCES, error, of_model, oracle, rotary_module
-from tests.tiny_models import FAMILIES, INTERLEAVED, MAX_POSITIONS, SWITCH_LENGTH, WITHOUT_ROPE
+from tests.tiny_models import FAMILIES, INTERLEAVED, MAX_POSITIONS, SWITCH_LENGTH, WITHOUT_ROPE, as_held
 
 LAST = MAX_POSITIONS - 1
 LONGROPE = {"llama-longrope", "phi3"}
@@ -27,7 +27,8 @@ def own_keys(model: Any, positions: Tensor) -> Tensor:
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
         model(TOKENS[:, None], position_ids=positions[:, None], past_key_values=cache, use_cache=True)
-    return torch.stack([layer.keys[:, :, 0].transpose(0, 1) for layer in cache.layers])
+    held = [as_held(layer.keys, layer.values, model)[0] for layer in cache.layers]
+    return torch.stack([keys[:, :, 0].transpose(0, 1) for keys in held])
 
 
 def in_dtype(model: Any, dtype: torch.dtype) -> Any:

@@ -139,7 +139,7 @@ def test_layers_without_rope() -> None:
         (config({"a": {"rope_theta": 1e4}}, layer_types=["a", "a"]), "do not cover"),
         (config({"rope_type": "linear", "rope_theta": 1e4}), "needs 'factor'"),
         (config({"rope_type": "default"}), "needs 'rope_theta'"),
-        (config({"rope_theta": 1e4}, qk_rope_head_dim=8), "multi-head latent attention"),
+        (config({"rope_theta": 1e4}, qk_rope_head_dim=8, kv_lora_rank=4), "multi-head latent attention"),
         (config({"rope_theta": 1e4}, no_rope_layers=[1, 0]), "no_rope_layers has 2 entries"),
         (config({"rope_theta": 1e4, "partial_rotary_factor": 2.0}), "turns 32 of 16"),
         (config({"rope_theta": 1e4, "partial_rotary_factor": 0.05}), "turns 0 of 16"),

@@ -32,7 +32,20 @@ def test_ls(folder: Path) -> None:
     rows = json.loads(call("ls", folder, "--json", "--namespace", "one"))
     assert {row["content"] for row in rows} == {sample(n)[0].content for n in range(4)}
     assert {row["group"] for row in rows} == {"search@0", "search@1"}
-    assert "4 entries" in call("ls", folder)
+    assert "4 entries" in call("ls", folder, "--namespace", "one")
+
+
+def test_ls_is_readable_in_a_narrow_terminal_and_a_pipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry has one line, whatever the width, its numbers in columns; namespace and model are said once."""
+    rows = json.loads(call("ls", folder, "--json"))
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = call("ls", folder).splitlines()
+    assert lines[0] == f"{len(rows)} entries"
+    assert len([line for line in lines if line.startswith("namespace ")]) == len({row["namespace"] for row in rows})
+    for row in rows:
+        (line,) = [line for line in lines if line.startswith(f"  {row['content'][:12]} ")]
+        assert line.split()[1] == str(row["tokens"]) and len(line) < 80
+        assert not row["group"] or f"(tool) group {row['group']}" in line
 
 
 def test_stats(folder: Path) -> None:
