@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvcomm.errors import AccessDenied, KVCommError, ProtocolError, StoreUnavailable
-from kvcomm.serve import calls_read, calls_service, calls_write
+from kvcomm.serve import calls_follow, calls_learned, calls_read, calls_service, calls_write
 from kvcomm.serve.call import Call, Leases
 from kvcomm.serve.core import Core, Done
 from kvcomm.store.base import Deadline
@@ -46,6 +46,13 @@ CALLS: dict[str, _Known] = {
     "blob_names": _Known("read", calls_read.blob_names),
     "watch": _Known("read", calls_service.watch),
     "health": _Known("read", calls_service.health),
+    "follow": _Known("read", calls_follow.follow),
+    "nearest": _Known("read", calls_follow.nearest),
+    "sums_others": _Known("read", calls_learned.sums_others),
+    "sums_open": _Known("write", calls_learned.sums_open),
+    "sums_put": _Known("write", calls_learned.sums_put),
+    "sums_forget": _Known("admin", calls_learned.sums_forget),
+    "sums_retire": _Known("admin", calls_learned.sums_retire),
     "put": _Known("write", calls_write.put),
     "begin": _Known("write", calls_write.begin),
     "part": _Known("write", calls_write.part),
