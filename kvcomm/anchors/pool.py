@@ -25,6 +25,13 @@ class Base:
     kv: SegmentKV
 
 
+@dataclass(frozen=True, eq=False)
+class Claim:
+    """A text that this pool's user computes while others wait for it; ``end`` it, whether or not it was put."""
+
+    end: Callable[[], None]
+
+
 class BasePool:
     """Bases of one namespace and fingerprint, by content and by recipe.
 
@@ -128,6 +135,16 @@ class BasePool:
                 if len(segment) >= MIN_INDEXED:
                     self._index.add(segment)
         return self._index
+
+    def flush(self) -> None:
+        """Wait until what was put is where it belongs; here it is at once."""
+
+    def close(self) -> None:
+        """Let go of what the pool follows: nothing."""
+
+    def claim(self, segment: Segment, recipe: Recipe) -> Claim | None:
+        """Have others wait while a text is computed, or wait for them; None: nobody shares this pool."""
+        return None
 
     def forget(self, segment: Segment) -> int:
         """Drop every base of this content here; returns how many."""

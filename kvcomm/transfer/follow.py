@@ -87,6 +87,7 @@ class Follow:
         run, version = notice.text("run", 16), notice.integer("version", 0, 2**53)
         whole, more = notice.truth("whole"), notice.truth("more")
         notice.end()
+        self._client.breaker.succeeded()
         if not whole:
             self._list()
         elif not self._listed:
@@ -100,7 +101,6 @@ class Follow:
                 self._follower.removed(news.key)
         if not more:
             self._run, self._version = run, version
-        self._client.breaker.succeeded()
         self._follower.alive()
 
     def _list(self) -> None:

@@ -221,7 +221,9 @@ class RemoteStore(Store):
 
     def _suspect(self, key: CacheKey) -> None:
         with suppress(StoreError):
-            self._client(key.namespace).call({"call": "suspect", "key": key_text(key)}, Deadline(5.0))
+            self._client(key.namespace).call(
+                {"call": "suspect", "key": key_text(key)}, Deadline(self._meeting.terms.silence_s)
+            )
 
     @staticmethod
     def _stats(client: Client, deadline: Deadline) -> tuple[StoreStats, bool]:
