@@ -1,4 +1,4 @@
-"""Where a book's learned offsets outlive it: a blob that all who share a private store add to, or sums of many nodes."""
+"""Where a book's learned offsets outlive it: in a blob of a private store, or among the sums of many nodes."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kvcomm.errors import InvalidInput
 from kvcomm.serve.call import Call
 from kvcomm.serve.calls_write import upload_whole
@@ -73,6 +75,6 @@ def _subject(call: Call) -> Subject:
     return Subject(call.namespace, call.fingerprint(), call.asked.text("template", MAX_NAME))
 
 
-def _answer(call: Call, header: dict[str, object], data: bytes | None) -> None:
+def _answer(call: Call, header: Mapping[str, object], data: bytes | None) -> None:
     view = memoryview(data or b"")
     call.answer_pages(header, (view[at : at + _PAGE_BYTES] for at in range(0, len(view), _PAGE_BYTES)))
