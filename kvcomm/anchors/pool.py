@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvcomm.anchors.index import Neighbour, NeighbourIndex
@@ -142,8 +142,8 @@ class BasePool:
     def close(self) -> None:
         """Let go of what the pool follows: nothing."""
 
-    def claim(self, segment: Segment, recipe: Recipe) -> Claim | None:
-        """Have others wait while a text is computed, or wait for them; None: nobody shares this pool."""
+    def claim(self, wanted: Sequence[tuple[Segment, Recipe]]) -> Claim | None:
+        """Have others wait while the last of some texts is computed, or wait for them; None: nobody shares this pool."""
         return None
 
     def forget(self, segment: Segment) -> int:

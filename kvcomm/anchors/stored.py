@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 import torch
@@ -123,14 +123,18 @@ class StoredPool(BasePool):
         found += [Neighbour(t.segment, t.cosine) for t in theirs if t.segment.digest not in known]
         return sorted(found, key=lambda neighbour: -neighbour.cosine)[:count]
 
-    def claim(self, segment: Segment, recipe: Recipe) -> Claim | None:
+    def claim(self, wanted: Sequence[tuple[Segment, Recipe]]) -> Claim | None:
         """Have other nodes wait while a text is computed here, or wait for the one that computes it, at most its lease.
 
         None where there is nothing to end afterwards: the text is short, or held (perhaps only now), or nobody can be
-        asked. ``recipe`` is the one under which it will be put.
+        asked.
+
+        Args:
+            wanted: texts as they will be put, in this order; the last one is claimed.
         """
+        segment, recipe = wanted[-1]
         meeting, short = self._meeting, len(segment) < self._terms.claim_tokens
-        if meeting is None or short or not (self._claims and self.guard.open) or self.bases(segment):
+        if meeting is None or short or not self._claims or self.bases(segment) or not self.guard.open:
             return None
         key = CacheKey.of(self.namespace, self.fingerprint, segment, recipe)
         try:
@@ -139,8 +143,9 @@ class StoredPool(BasePool):
             self._claims = not isinstance(error, AccessDenied)  # a token that only reads computes without asking
             self._fault("claiming a text", error)
             return None
-        if held:
-            self._catalogue.hold(key)
+        if held:  # and what was put before it, which news may not have told yet
+            for before, how in wanted:
+                self._catalogue.hold(CacheKey.of(self.namespace, self.fingerprint, before, how))
         return Claim(lambda: self._unclaim(key, claim)) if claim else None
 
     def drop(self, which: Callable[[CacheKey], bool]) -> int:

@@ -36,28 +36,32 @@ class Claimed:
         parts = [part.segment for part in prompt.parts]
         self.index = max(range(len(parts)), key=lambda n: len(parts[n]), default=-1)
         if self.index >= 0:
-            self.claim = engine.pool.claim(parts[self.index], self.recipe(prompt))
-
-    def recipe(self, prompt: Prompt) -> Recipe:
-        """How the text is put if all before it is exact; else the claim ends with the call."""
-        return Recipe("prompt", prompt.parts[self.index].label, prompt.preceding[self.index], True)
+            wanted = range(self.index + 1)
+            self.claim = engine.pool.claim([(parts[n], recipe(prompt, n)) for n in wanted if len(parts[n])])
 
     def criteria(self, prefilled: Prefilled) -> list[StoppingCriteria]:
         """What shares the text at the first token; nothing where nothing was claimed."""
         return [] if self.claim is None else [_ShareFirst(self, prefilled)]
 
     def share(self, prefilled: Prefilled) -> None:
-        """Put the claimed text, whose KV is in the buffer by now, if this call computed it exactly."""
+        """Put the claimed text and those before it, whose KV is in the buffer by now, if this call computed it exactly."""
         plan, engine = prefilled.plan, self._engine
-        part = plan.parts[self.index]
-        if part.action == "new" and part.stop <= plan.exact_until and prefilled.take_back():
-            kv = cut(prefilled.buffer, engine.backend.spec, part.start, part.stop)
-            engine.pool.put(part.part.segment, self.recipe(plan.prompt), kv)
+        if plan.parts[self.index].action != "new" or not prefilled.take_back():
+            return
+        for n, part in enumerate(plan.parts[: self.index + 1]):
+            if part.action == "new" and part.stop <= plan.exact_until and len(part.part.segment):
+                kv = cut(prefilled.buffer, engine.backend.spec, part.start, part.stop)
+                engine.pool.put(part.part.segment, recipe(plan.prompt, n), kv)
 
     def close(self) -> None:
         """End the claim if the text was not put."""
         if self.claim is not None:
             self.claim.end()
+
+
+def recipe(prompt: Prompt, n: int) -> Recipe:
+    """How part ``n`` is put if all before it is exact; else a claim ends with the call."""
+    return Recipe("prompt", prompt.parts[n].label, prompt.preceding[n], True)
 
 
 class _ShareFirst(StoppingCriteria):

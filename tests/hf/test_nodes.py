@@ -25,12 +25,13 @@ from tests.serve.here import proxied, service_here
 PARTS = ["You write. Task: ", Slot("task"), "\nPlan: ", Slot("plan"), "\nWrite:"]
 PLAN = "Walk once through the list, keep the largest numbers, and say what it costs."
 TASKS = [f"Find the {n} largest numbers of a list in one pass." for n in ("two", "three", "four", "five")]
-TERMS = Terms(silence_s=0.5, claim_tokens=16, claim_s=3.0)
+TERMS = Terms(silence_s=5.0, claim_tokens=16, claim_s=4.0)
+SILENT = Terms(silence_s=0.5, claim_tokens=16, claim_s=4.0)
 
 
-def node(address: str, name: str, **options: Any) -> Engine:
+def node(address: str, name: str, terms: Terms = TERMS, **options: Any) -> Engine:
     """An engine with a store of its own, as another process would have it."""
-    return engine_of(store=RemoteStore(address, terms=TERMS, node=name), **options)
+    return engine_of(store=RemoteStore(address, terms=terms, node=name), **options)
 
 
 def study(engine: Engine, *tasks: str) -> None:
@@ -198,7 +199,8 @@ def test_a_silent_service_costs_a_call_one_deadline_and_later_ones_nothing(tmp_p
         agent = first.agent("writer", PARTS)
         agent.generate(task=TASKS[0] * 6, plan=PLAN, max_new_tokens=2, options=GREEDY)
         first.flush()
-        second = node(proxy.address, "b", policy=Exact())
+        second = node(proxy.address, "b", SILENT, policy=Exact())
+        knows(second, second.store)
         pool, waits = second.pool, Waits(second)
         assert isinstance(pool, StoredPool)
         proxy.black_hole = True
@@ -206,7 +208,7 @@ def test_a_silent_service_costs_a_call_one_deadline_and_later_ones_nothing(tmp_p
         reply = agent.generate(task=TASKS[0] * 6, plan=PLAN, max_new_tokens=2, options=GREEDY)
         assert reply.usage.cached_tokens == 0
         assert pool.faults >= 1
-        assert 0.0 < waits.take() <= TERMS.silence_s + 0.1
+        assert 0.0 < waits.take() <= SILENT.silence_s + 0.1
         again = agent.generate(task=TASKS[1] * 6, plan=PLAN, max_new_tokens=2, options=GREEDY)
         assert waits.take() < 0.1
         assert again.token_ids == answer(second, agent.prompt(task=TASKS[1] * 6, plan=PLAN), 2)

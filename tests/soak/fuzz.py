@@ -57,6 +57,11 @@ class NoChecks:
         def digest(self) -> bytes:
             return bytes(16)
 
+        def intdigest(self) -> int:
+            return 0
+
+    xxh3_64 = xxh3_128
+
 
 @contextmanager
 def unchecked() -> Iterator[None]:
@@ -90,7 +95,7 @@ def _entry(data: bytes) -> None:
 def _message(data: bytes) -> None:
     """Each line by the reader that its first byte chooses."""
     which, body = data[:1], data[1:]
-    text = body.decode("utf-8", "surrogatepass" if len(body) % 2 else "replace") if which in b"kf" and which else ""
+    text = body.decode("utf-8", "replace")
     if which == b"k":
         read_key(text, ONE)
     elif which == b"f":
