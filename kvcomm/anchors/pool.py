@@ -143,7 +143,7 @@ class BasePool:
         """Let go of what the pool follows: nothing."""
 
     def claim(self, wanted: Sequence[tuple[Segment, Recipe]]) -> Claim | None:
-        """Have others wait while the last of some texts is computed, or wait for them; None: nobody shares this pool."""
+        """Have others wait while the last of some texts is computed, or wait for them; None: nobody is there."""
         return None
 
     def forget(self, segment: Segment) -> int:

@@ -44,7 +44,7 @@ class Claimed:
         return [] if self.claim is None else [_ShareFirst(self, prefilled)]
 
     def share(self, prefilled: Prefilled) -> None:
-        """Put the claimed text and those before it, whose KV is in the buffer by now, if this call computed it exactly."""
+        """Put the claimed text and those before it, whose KV is in the buffer by now, if it was computed exactly."""
         plan, engine = prefilled.plan, self._engine
         if plan.parts[self.index].action != "new" or not prefilled.take_back():
             return

@@ -48,6 +48,7 @@ class Core:
         authenticate: a token's bytes to what it may do; raises AccessDenied.
         holds: whether a grant still holds; asked before each call.
         on_done: called after each call, from many threads.
+        on_denied: called with (token's id, namespace, call) when access is refused.
         on_admin: called with (act, grant, facts) for each administrative act.
     """
 
@@ -62,6 +63,7 @@ class Core:
     neighbours: Neighbours = field(default_factory=Neighbours)
     holds: Callable[[Grant], bool] = lambda grant: True
     on_done: Callable[[Done], None] = lambda done: None
+    on_denied: Callable[[str, str, str], None] = lambda who, namespace, call: None
     on_admin: Callable[[str, Grant, dict[str, str | int]], None] = lambda act, grant, facts: None
 
     def added(self, key: CacheKey, entry: Entry) -> None:

@@ -60,6 +60,7 @@ class Service:
         tls: ssl.SSLContext | None = None, keyring: Keyring | None = None,
         holds: Callable[[Grant], bool] = lambda grant: True,
         on_admin: Callable[[str, Grant, dict[str, str | int]], None] = lambda act, grant, facts: None,
+        on_denied: Callable[[str, str, str], None] = lambda who, namespace, call: None,
     ) -> None:  # fmt: skip
         self.tally = Tally()
         self.store = DiskStore(
@@ -70,6 +71,7 @@ class Service:
             self.store, authenticate, Uploads(settings.upload_bytes), Drops(settings.folder / STATE_FILE),
             LearnedSums(settings.folder / LEARNED_FOLDER, keyring),
             admission=Admission(settings.slots), holds=holds, on_done=self._done, on_admin=on_admin,
+            on_denied=on_denied,
         )  # fmt: skip
         self.address = ", ".join(address_of(listener) for listener in listeners)
         self.healthy = False

@@ -123,6 +123,7 @@ class Session:
             members.end()
             grant = self._core.authenticate(token.encode())
         except AccessDenied as error:
+            self._core.on_denied("unknown", "", "hello")
             self._refuse(preamble.number, error)
             raise
         self._wire.send(
@@ -152,6 +153,8 @@ class Session:
             known.run(call)
         except KVCommError as error:
             call.outcome = str(refusal(error)["code"])
+            if isinstance(error, AccessDenied):
+                self._core.on_denied(grant.token_id or "local", grant.namespace, name)
             self._after_error(call, error)
         except Exception as error:
             call.outcome = "bug"
