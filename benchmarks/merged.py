@@ -1,9 +1,9 @@
 """Closeness of a fresh engine after fetching merged offsets, beside the engine that saw the calls, on the real model.
 
-``python -m benchmarks.merged --out results/merged.json``. One engine studies calls of a template and sends what it learned
-to a service; a fresh one fetches it, another one does not. All three answer new texts with reuse; the mean KL from dense
-over the first answer position is compared, with the spread over texts. What differs between the first two is only the
-order in which sums were taken.
+``python -m benchmarks.merged --out results/merged.json``. One engine studies calls of a template and sends what it
+learned to a service; a fresh one fetches it, another one does not. All three answer new texts with reuse; the mean KL
+from dense over the first answer position is compared, with the spread over texts. What differs between the first two is
+only the order in which sums were taken.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from kvcomm import Engine, Slot, System
 from kvcomm.closeness import kl_divergence
 from kvcomm.transfer.remote import RemoteStore
 
-PARTS = [System("You answer questions about a document."), "Task: ", Slot("task"), "\n\nDocument:\n", Slot("document"), "\n\nAnswer:"]  # fmt: skip
+PARTS = [
+    System("You answer questions about a document."), "Task: ", Slot("task"), "\n\nDocument:\n", Slot("document"),
+    "\n\nAnswer:",
+]  # fmt: skip
 
 
 def closeness(engine: Engine, task: str, document: str) -> float:
