@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvcomm.anchors.index import Neighbour, NeighbourIndex
@@ -23,6 +23,13 @@ class Base:
     segment: Segment
     recipe: Recipe
     kv: SegmentKV
+
+
+@dataclass(frozen=True, eq=False)
+class Claim:
+    """A text that this pool's user computes while others wait for it; ``end`` it, whether or not it was put."""
+
+    end: Callable[[], None]
 
 
 class BasePool:
@@ -128,6 +135,16 @@ class BasePool:
                 if len(segment) >= MIN_INDEXED:
                     self._index.add(segment)
         return self._index
+
+    def flush(self) -> None:
+        """Wait until what was put is where it belongs; here it is at once."""
+
+    def close(self) -> None:
+        """Let go of what the pool follows: nothing."""
+
+    def claim(self, wanted: Sequence[tuple[Segment, Recipe]]) -> Claim | None:
+        """Have others wait while the last of some texts is computed, or wait for them; None: nobody is there."""
+        return None
 
     def forget(self, segment: Segment) -> int:
         """Drop every base of this content here; returns how many."""

@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 
 import torch
 
-from kvcomm.anchors.pool import Base, BasePool
-from kvcomm.errors import CorruptEntry, InvalidInput, KVCommError, StoreError
+from kvcomm.anchors.catalogue import Catalogue
+from kvcomm.anchors.guard import Guard
+from kvcomm.anchors.index import Neighbour
+from kvcomm.anchors.pool import MIN_INDEXED, Base, BasePool, Claim
+from kvcomm.anchors.sender import Sender
+from kvcomm.errors import AccessDenied, CorruptEntry, InvalidInput, KVCommError, StoreError
 from kvcomm.keys import CacheKey, Recipe
-from kvcomm.store.base import Attributes, Entry, Priority, Store
+from kvcomm.store.base import Attributes, Deadline, Entry, Handle, Priority, Store, empty_kv
+from kvcomm.store.blobs import DEFAULT_DEADLINE_S
+from kvcomm.store.coordinator import DEFAULT_TERMS
 from kvcomm.types import ModelFingerprint, Namespace, Segment, SegmentKV
 
 log = logging.getLogger(__name__)
+FLUSH_S = 60.0
 
 
 class StoredPool(BasePool):
     """A BasePool whose bases are also put into a store, and come back from it.
 
-    What the store holds is listed once, and again at ``refresh``. A fault of the store costs reuse and nothing else: it
-    is counted in ``faults`` and logged, and the text is computed. Neighbours are found among the texts in memory alone:
-    the store lists keys, and a key does not tell token ids.
+    A fault of the store costs reuse and nothing else: it is counted in ``faults`` and logged, and the text is computed.
+
+    Of a store that is one process's own, what it holds is listed once, and again at ``refresh``; puts are done when
+    ``put`` returns; neighbours are found among the texts in memory. Where nodes meet in the store (``coordinator``),
+    the pool follows it: what others put is found at once, what anybody deletes or drops goes from memory too. Puts then
+    go out beside the calls, neighbours are asked for, and a call waits for a silent service once at most
+    (kvcomm.store.coordinator.Terms).
 
     Args:
         device: where bases are used.
+        frozen: find nothing that others put after this pool was made.
     """
 
     def __init__(
@@ -35,26 +48,38 @@ class StoredPool(BasePool):
         device: torch.device,
         max_bytes: int = 2 << 30,
         max_entries: int = 65536,
+        frozen: bool = False,
     ) -> None:
         super().__init__(namespace, fingerprint, max_bytes, max_entries)
         self.store = store
         self.faults = 0
         self._device = device
-        self._stored: dict[str, dict[CacheKey, None]] = {}
-        self.refresh()
+        self._meeting = store.coordinator
+        self._terms = DEFAULT_TERMS if self._meeting is None else self._meeting.terms
+        self._claims = self._meeting is not None
+        self.guard = Guard(watched=self._meeting is not None)
+        self._catalogue = Catalogue(self._gone, self.guard, frozen)
+        self._sender = Sender(self._send)
+        self._unfollow: Callable[[], None] = lambda: None
+        if self._meeting is None:
+            self.refresh()
+            return
+        try:
+            self._unfollow = self._meeting.follow(namespace, fingerprint, self._catalogue)
+        except StoreError as error:
+            self._fault("following the store", error)
+            return
+        if not self._catalogue.wait(self._terms.silence_s):
+            self._fault("listing the store", StoreError(f"nothing was heard of it in {self._terms.silence_s} s"))
 
     def refresh(self) -> int:
         """List the store again, so that bases put by other processes are found; returns how many it holds."""
         try:
-            listed = [entry.key for entry in self.store.entries(self.namespace, self.fingerprint)]
+            listed = list(self.store.entries(self.namespace, self.fingerprint))
         except StoreError as error:
             self._fault("listing the store", error)
             return 0
-        stored: dict[str, dict[CacheKey, None]] = {}
-        for key in listed:
-            stored.setdefault(key.content, {})[key] = None
-        with self._lock:
-            self._stored = stored
+        self._catalogue.listed(listed)
         return len(listed)
 
     def put(self, segment: Segment, recipe: Recipe, kv: SegmentKV) -> bool:
@@ -62,21 +87,66 @@ class StoredPool(BasePool):
         added = super().put(segment, recipe, kv)
         if added:
             key = CacheKey.of(self.namespace, self.fingerprint, segment, recipe)
-            try:
-                self.store.put(key, Entry(segment, _on(kv, torch.device("cpu")), Attributes(_priority(recipe))))
-                with self._lock:
-                    self._stored.setdefault(key.content, {})[key] = None
-            except StoreError as error:
-                self._fault("keeping a base", error)
+            entry = Entry(segment, kv, Attributes(_priority(recipe)))
+            if self._meeting is None:
+                self._send(key, entry)
+            elif not self._sender.add(key, entry):
+                self._fault("keeping a base", StoreError(f"no room for {kv.nbytes} bytes more that wait to be put"))
         return added
+
+    def flush(self) -> None:
+        """Wait until what was put has been handed to the store. Raises DeadlineExceeded."""
+        self._sender.flush(Deadline(FLUSH_S))
+
+    def close(self) -> None:
+        """Follow the store no more; the pool goes on with what it holds."""
+        self._unfollow()
 
     def bases(self, segment: Segment) -> list[Base]:
         """As BasePool.bases, after fetching those of this content that only the store holds."""
-        with self._lock:
-            wanted = [key for key in self._stored.get(segment.digest, ()) if key not in self._entries]
-        for key in wanted:
-            self._fetch(key, segment)
+        for key in self._catalogue.keys(segment.digest):
+            if key not in self._entries:
+                self._fetch(key, segment)
         return super().bases(segment)
+
+    def neighbours(self, segment: Segment, count: int, least: float) -> list[Neighbour]:
+        """As BasePool.neighbours; where nodes meet in the store, among the texts of all of them."""
+        found = super().neighbours(segment, count, least)
+        if self._meeting is None or not self.guard.open or len(segment) < MIN_INDEXED or not 1 <= count <= 64:
+            return found
+        try:
+            theirs = self._meeting.nearest(self.namespace, self.fingerprint, segment, count, least)
+        except StoreError as error:
+            self._fault("asking for neighbours", error)
+            return found
+        known = {neighbour.segment.digest for neighbour in found}
+        found += [Neighbour(t.segment, t.cosine) for t in theirs if t.segment.digest not in known]
+        return sorted(found, key=lambda neighbour: -neighbour.cosine)[:count]
+
+    def claim(self, wanted: Sequence[tuple[Segment, Recipe]]) -> Claim | None:
+        """Have other nodes wait while a text is computed here, or wait for the one that computes it, at most its lease.
+
+        None where there is nothing to end afterwards: the text is short, or held (perhaps only now), or nobody can be
+        asked.
+
+        Args:
+            wanted: texts as they will be put, in this order; the last one is claimed.
+        """
+        segment, recipe = wanted[-1]
+        meeting, short = self._meeting, len(segment) < self._terms.claim_tokens
+        if meeting is None or short or not self._claims or self.bases(segment) or not self.guard.open:
+            return None
+        key = CacheKey.of(self.namespace, self.fingerprint, segment, recipe)
+        try:
+            held, claim = meeting.claim(key, self._terms.claim_s)
+        except StoreError as error:
+            self._claims = not isinstance(error, AccessDenied)  # a token that only reads computes without asking
+            self._fault("claiming a text", error)
+            return None
+        if held:  # and what was put before it, which news may not have told yet
+            for before, how in wanted:
+                self._catalogue.hold(CacheKey.of(self.namespace, self.fingerprint, before, how))
+        return Claim(lambda: self._unclaim(key, claim)) if claim else None
 
     def drop(self, which: Callable[[CacheKey], bool]) -> int:
         """Drop the bases here and the store's entries whose key ``which`` chooses, whichever process put them there.
@@ -90,37 +160,78 @@ class StoredPool(BasePool):
             StoreError: the store could not list or delete; here they are gone.
         """
         here = self._drop(which)
+        self.flush()
         self.store.flush()  # what was put and is on its way to a lower tier must not arrive afterwards
         stored = {entry.key for entry in self.store.entries(self.namespace, self.fingerprint) if which(entry.key)}
         for key in stored:
             self.store.delete(key)
-        with self._lock:
-            for key in stored | here:
-                self._stored.get(key.content, {}).pop(key, None)
+        for key in stored | here:
+            self._catalogue.lose(key)
         return len(stored | here)
 
-    def _fetch(self, key: CacheKey, segment: Segment) -> None:
+    def _send(self, key: CacheKey, entry: Entry) -> None:
+        if not self.guard.open:
+            self._fault("keeping a base", StoreError("the store is silent"))
+            return
         try:
-            handle = self.store.get(key)
+            kv = _on(entry.kv, torch.device("cpu"))
+            self.store.put(key, Entry(entry.segment, kv, entry.attributes))
+            self._catalogue.hold(key, entry.attributes.group)
+            self.guard.succeeded()
+        except StoreError as error:
+            self._fault("keeping a base", error)
+
+    def _fetch(self, key: CacheKey, segment: Segment) -> None:
+        if not self.guard.open:
+            return
+        losses = self._catalogue.losses
+        try:
+            deadline_s = DEFAULT_DEADLINE_S if self._meeting is None else self._terms.silence_s
+            handle = self.store.get(key, deadline_s=deadline_s)
+            self.guard.succeeded()
             if handle is not None:
                 with handle:
                     if handle.segment.token_ids == segment.token_ids:
-                        super().put(segment, key.recipe, _on(handle.read(), self._device))
+                        super().put(segment, key.recipe, _on(self._read(handle), self._device))
+                        if losses != self._catalogue.losses and key not in self._catalogue:
+                            self._gone([key])  # deleted while it was on its way
                         return
         except (StoreError, InvalidInput) as error:
             self._fault("fetching a base", error)
             if not isinstance(error, (CorruptEntry, InvalidInput)):
                 return
-        with self._lock:
-            self._stored.get(segment.digest, {}).pop(key, None)
+        self._catalogue.lose(key)
+
+    def _read(self, handle: Handle) -> SegmentKV:
+        """Layer by layer where others share the store: each must come before a silence ends, all within ``fetch_s``."""
+        if self._meeting is None:
+            return handle.read()
+        out, deadline = empty_kv(self.fingerprint, len(handle.segment)), Deadline(self._terms.fetch_s)
+        for layer in range(self.fingerprint.n_layers):
+            if not deadline.left():
+                raise deadline.error(f"fetching a base of {handle.nbytes} bytes")
+            handle.layer_into(layer, out.keys[layer], out.values[layer])
+        return out
 
     def _find(self, key: CacheKey, segment: Segment | None = None) -> Base | None:
         """As BasePool, after fetching what only the store holds."""
-        if segment is not None and key not in self._entries and key in self._stored.get(key.content, ()):
+        if segment is not None and key not in self._entries and key in self._catalogue:
             self._fetch(key, segment)
         return super()._find(key, segment)
 
+    def _gone(self, keys: Collection[CacheKey]) -> None:
+        with self._lock:
+            for key in keys:
+                self._remove(key)
+
+    def _unclaim(self, key: CacheKey, claim: str) -> None:
+        """End a claim unless the base is here, and so on its way to the store, which ends it."""
+        if key not in self._entries and self._meeting is not None and self.guard.open:
+            with suppress(StoreError):
+                self._meeting.unclaim(key, claim)
+
     def _fault(self, doing: str, error: KVCommError) -> None:
+        self.guard.failed(error)
         with self._lock:
             self.faults += 1
         log.warning("%s failed, going on without: %s", doing, error)

@@ -11,10 +11,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvcomm.anchors.book import OffsetBook
 from kvcomm.anchors.pool import BasePool
-from kvcomm.anchors.saved import add_to, load_from
+from kvcomm.anchors.saving import Saving, saving
 from kvcomm.anchors.stored import StoredPool
 from kvcomm.checks import need, shown
-from kvcomm.errors import FingerprintMismatch, InvalidInput, PromptTooLong, StoreError
+from kvcomm.errors import FingerprintMismatch, InvalidInput, PromptTooLong
 from kvcomm.hf.agent import Agent
 from kvcomm.hf.backend import HFBackend
 from kvcomm.hf.reply import Prefilled
@@ -74,11 +74,13 @@ class Core:
                 )
         if pool is not None and pool.namespace != self.namespace:
             raise InvalidInput(f"the pool belongs to namespace {pool.namespace}, the engine to {self.namespace}")
+        self._offsets: Saving | None = None
         if store is not None:
             if pool is not None or book is not None:
                 raise InvalidInput("an engine takes a store, or a pool and a book, not both; pass the store alone")
-            pool = StoredPool(self.namespace, fingerprint, store, self.backend.spec.device)
-            book = OffsetBook(fingerprint, learned=load_from(store, self.namespace, fingerprint))
+            pool = StoredPool(self.namespace, fingerprint, store, self.backend.spec.device, frozen=not learn)
+            self._offsets = saving(store, self.namespace, fingerprint, learn, ask=pool.guard.open)
+            book = self._offsets.book
             book.solve()
         self.store = store
         self.pool = pool if pool is not None else BasePool(self.namespace, fingerprint)
@@ -94,23 +96,24 @@ class Core:
     def flush(self) -> None:
         """Save what was learned since the last time, and wait until the store holds all that it was given.
 
+        Where nodes meet in the store, what others learned is fetched too.
+
         Raises:
             StoreError: the store could not write; what was learned is kept and saved next time.
         """
         if self.store is None:
             return
-        fresh = self.book.take_fresh()
-        if fresh is not None:
-            try:
-                add_to(self.store, self.namespace, self.pool.fingerprint, fresh)
-            except StoreError:
-                self.book.put_back(fresh)
-                raise
+        self.pool.flush()
+        if self._offsets is not None:
+            self._offsets.save()
         self.store.flush()
 
     def close(self) -> None:
-        """Flush. Nothing else is held; the store is the caller's to close."""
-        self.flush()
+        """Flush, and follow the store no more; the store is the caller's to close."""
+        try:
+            self.flush()
+        finally:
+            self.pool.close()
 
     def __enter__(self) -> Self:
         return self

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvcomm.anchors.saved import forget_in
 from kvcomm.errors import InvalidInput
 from kvcomm.hf.agent import Agent
 from kvcomm.hf.template import check_name
@@ -69,6 +68,6 @@ def _agent(engine: Core, name: str) -> Forgotten:
 
     bases = engine.pool.drop(lambda key: belongs(key.recipe.context))
     pairs = engine.book.forget(belongs)
-    if engine.store is not None:
-        forget_in(engine.store, engine.namespace, engine.pool.fingerprint, belongs)
+    if engine._offsets is not None:
+        engine._offsets.forget(name)
     return Forgotten(bases, pairs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from kvcomm.checks import need
 from kvcomm.errors import InvalidInput
 from kvcomm.hf.arguments import DEFAULT_NEW_TOKENS, Settings, settle, stop_tokens
 from kvcomm.hf.batch import Rows
+from kvcomm.hf.claiming import Claimed
 from kvcomm.hf.exactness import HealedOne, VerifiedOne, check_exactness, exactly
 from kvcomm.hf.rehearsal import rehearse
 from kvcomm.hf.reply import Exactness, Prefilled, Reply, Usage
@@ -58,11 +59,17 @@ def generate(engine: Core, call: Call) -> list[Reply]:
     policy = call.policy if call.policy is not None else engine.policy
     settings = settle(engine.model, engine.tokenizer, call.options, planning(policy), len(call.prompts))
     check_exactness(policy, settings, len(call.prompts))
-    with turn(engine.model, engine.backend.spec), _ended_on_failure(settings.arguments.get("streamer")):
+    one = len(call.prompts) == 1 and (settings.copies == 1 or settings.whole)
+    with ExitStack() as stack:
+        stack.enter_context(_ended_on_failure(settings.arguments.get("streamer")))
         new_tokens = _new_tokens(engine, call, settings)
         rehearse(engine.model, settings.arguments, call.stopping_criteria, call.prompts[0].token_ids, new_tokens)
-        one = len(call.prompts) == 1 and (settings.copies == 1 or settings.whole)
-        ready = _single(engine, call, settings, new_tokens) if one else _rows(engine, call, settings, new_tokens)
+        claimed = Claimed(engine, call.prompts[0] if one else None, planning(policy))  # waits without the model
+        stack.enter_context(closing(claimed))
+        stack.enter_context(turn(engine.model, engine.backend.spec))
+        ready = (
+            _single(engine, call, settings, new_tokens, claimed) if one else _rows(engine, call, settings, new_tokens)
+        )
         prepared = time.perf_counter()
         clock = Clock()
         stopping = StoppingCriteriaList([*call.stopping_criteria, clock, *ready.criteria])
@@ -200,7 +207,9 @@ class _Many:
         return None  # policies that heal take one row
 
 
-def _single(engine: Core, call: Call, settings: Settings, new_tokens: int) -> _One | HealedOne | VerifiedOne:
+def _single(
+    engine: Core, call: Call, settings: Settings, new_tokens: int, claimed: Claimed
+) -> _One | HealedOne | VerifiedOne:
     policy = call.policy if call.policy is not None else engine.policy
     prompt, heals = call.prompts[0], isinstance(policy, Healed | Verified)
     planner = planning(policy)
@@ -208,7 +217,7 @@ def _single(engine: Core, call: Call, settings: Settings, new_tokens: int) -> _O
         planner = Exact()  # LongRoPE may turn its frequencies over on the way, and healing would compute across that
     prefilled = engine.prefill(prompt, room=new_tokens, policy=planner)
     going_on = exactly(engine.backend, policy, prefilled, settings, engine.tokenizer) if heals else None
-    return going_on or _One(prefilled, prefilled.buffer.length)
+    return going_on or _One(prefilled, prefilled.buffer.length, claimed.criteria(prefilled))
 
 
 def _rows(engine: Core, call: Call, settings: Settings, new_tokens: int) -> _Many:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import re
 import threading
@@ -16,14 +17,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from kvcomm.errors import InvalidInput
+from kvcomm.errors import InvalidInput, KVCommError
 from kvcomm.store.files import trouble
 from kvcomm.transfer.auth import Grant
 
+log = logging.getLogger(__name__)
 ACTS = frozenset(
     (
         "service_start", "service_stop", "token_create", "token_revoke", "token_purge", "delete_namespace",
-        "delete_group", "delete", "forget", "invalidate", "retire_node", "set_quota", "access_denied",
+        "delete_group", "delete", "forget", "retire_node", "access_denied",
     )
 )  # fmt: skip
 FACTS = frozenset(
@@ -121,3 +123,24 @@ class AuditLog:
 
     def _beside(self, end: str) -> Path:
         return self.path.with_name(f"{self.path.name}.{end}")
+
+
+class Denials:
+    """Writes refused accesses down, at most one line a second with how many it stands for: a flood fills no disk."""
+
+    def __init__(self, audit: AuditLog, clock: Callable[[], float] = time.monotonic) -> None:
+        self._audit, self._clock = audit, clock
+        self._lock = threading.Lock()
+        self._count, self._next = 0, 0.0
+
+    def __call__(self, who: str, namespace: str, call: str) -> None:
+        """Count one; never raises, since the caller is about to refuse anyway."""
+        with self._lock:
+            self._count += 1
+            if self._clock() < self._next:
+                return
+            count, self._count, self._next = self._count, 0, self._clock() + 1.0
+        try:
+            self._audit.write("access_denied", who, namespace, reason=call, count=count)
+        except KVCommError as error:
+            log.warning("a refused access was not written down: %s", error)

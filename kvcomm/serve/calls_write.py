@@ -9,7 +9,7 @@ from dataclasses import replace
 from kvcomm.errors import AccessDenied, StoreUnavailable
 from kvcomm.serve.call import Call
 from kvcomm.serve.uploads import PART_BYTES
-from kvcomm.store.base import MAX_GROUP_CHARS, MAX_LEASE_S, Receipt
+from kvcomm.store.base import MAX_GROUP_CHARS, MAX_LEASE_S, Deadline, Receipt
 from kvcomm.store.codec import entry_view
 from kvcomm.transfer.names import MAX_NBYTES
 
@@ -52,7 +52,7 @@ def commit(call: Call) -> None:
     """Keep an entry all of whose parts arrived."""
     name, left = call.asked.digest("upload", 32), call.asked.optional_integer("left_ms", 1, _MAX_MS)
     call.no_payload()
-    _store(call, _whole(call, name), left, name)
+    _store(call, upload_whole(call, name), left, name)
 
 
 def abort(call: Call) -> None:
@@ -68,7 +68,7 @@ def blob_write(call: Call) -> None:
     name, old = call.asked.digest("upload", 32), call.asked.text("old", 64)
     model, blob = call.fingerprint(), call.asked.text("name", 64)
     call.no_payload()
-    data = bytes(_whole(call, name))
+    data = bytes(upload_whole(call, name))
     same = True
 
     def merge(found: bytes | None) -> bytes:
@@ -100,7 +100,11 @@ def delete(call: Call) -> None:
     key = call.key()
     call.no_payload()
     with call.core.admission.slot():
-        call.answer({"found": call.core.store.delete(key, deadline_s=call.left_s())})
+        found = call.core.store.delete(key, deadline_s=call.left_s())
+    call.core.removed(key)
+    if found:
+        call.core.on_admin("delete", call.grant, {"key": key.digest})
+    call.answer({"found": found})
 
 
 def delete_group(call: Call) -> None:
@@ -109,7 +113,11 @@ def delete_group(call: Call) -> None:
     call.no_payload()
     with call.core.admission.slot():
         count = call.core.store.delete_group(call.namespace, group, deadline_s=call.left_s()) if group else 0
-    version = call.core.drops.add(call.grant.namespace, group) if group else call.core.drops.last(call.grant.namespace)
+    if not group:
+        call.answer({"count": 0, "version": call.core.drops.last(call.grant.namespace)})
+        return
+    version = call.core.dropped(call.namespace, group)
+    call.core.on_admin("delete_group", call.grant, {"entries": count, "version": version})
     call.answer({"count": count, "version": version})
 
 
@@ -118,8 +126,9 @@ def delete_namespace(call: Call) -> None:
     call.no_payload()
     with call.core.admission.slot():
         count = call.core.store.delete_namespace(call.namespace, deadline_s=call.left_s())
-    version = call.core.drops.add(call.grant.namespace, "")
-    call.core.on_admin("delete_namespace", call.grant, {"entries": count})
+        nodes = call.core.learned.delete_namespace(call.namespace)
+    version = call.core.dropped(call.namespace, "")
+    call.core.on_admin("delete_namespace", call.grant, {"entries": count, "nodes": nodes})
     call.answer({"count": count, "version": version})
 
 
@@ -144,16 +153,16 @@ def flush(call: Call) -> None:
 
 
 def claim(call: Call) -> None:
-    """Be the one who computes a missing key, or wait for the one who is."""
+    """Be the one who computes a missing key, or wait at most ``wait_ms`` for the one who is."""
     key = call.key()
-    lease_ms = call.asked.integer("lease_ms", 1, _LEASE_MS)
+    lease_ms, wait_ms = call.asked.integer("lease_ms", 1, _LEASE_MS), call.asked.integer("wait_ms", 1, _LEASE_MS)
     call.no_payload()
-    holder = None
-    while not call.core.store.contains(key, deadline_s=call.left_s()):
+    holder, waited = None, Deadline(wait_ms / 1000)
+    while not (held := call.core.store.contains(key, deadline_s=call.left_s())):
         holder = call.core.claims.take(key.digest, lease_ms / 1000)
-        if holder is not None or not call.core.claims.wait(key.digest, call.deadline):
+        if holder is not None or not call.core.claims.wait(key.digest, waited):
             break
-    call.answer({"held": holder is None, "holder": holder or ""})
+    call.answer({"held": held, "holder": holder or ""})
 
 
 def unclaim(call: Call) -> None:
@@ -172,7 +181,8 @@ class _Changed(Exception):
     """Another client replaced the blob in between."""
 
 
-def _whole(call: Call, name: str) -> memoryview:
+def upload_whole(call: Call, name: str) -> memoryview:
+    """The bytes of an upload all of whose parts arrived. Raises StoreUnavailable."""
     upload = call.core.uploads.find(call.grant.namespace, name)
     if not upload.whole:
         raise StoreUnavailable(f"upload {name[:8]} has {len(upload.parts)} parts, more are missing; begin it again")
@@ -191,4 +201,6 @@ def _store(call: Call, data: memoryview, left_ms: int | None, upload: str = "") 
     if upload:
         call.core.uploads.end(call.core.uploads.find(call.grant.namespace, upload))
     call.core.claims.give_back(head.key.digest)
+    if receipt.stored:
+        call.core.added(head.key, entry)
     call.answer({"stored": receipt.stored, "durable": receipt.durable, "nbytes": receipt.nbytes})

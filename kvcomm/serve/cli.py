@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,8 +51,9 @@ def serve(
     connect is believed his namespace. Prints ``listening on ADDRESS`` for each socket when it is ready. SIGTERM ends it
     after the calls that run.
     """
+    from kvcomm import __version__
     from kvcomm.errors import InvalidInput, KVCommError
-    from kvcomm.serve.audit import AuditLog
+    from kvcomm.serve.audit import AuditLog, Denials
     from kvcomm.serve.log import to_stderr
     from kvcomm.serve.service import Service, Settings, address_of, local_door
     from kvcomm.serve.tokens import TokenFile
@@ -62,8 +64,14 @@ def serve(
 
     to_stderr(verbose)
     ended = threading.Event()
+    signals: list[int] = []
+
+    def end(number: int, frame: object) -> None:
+        signals.append(number)
+        ended.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+        signal.signal(number, end)
     try:
         if (certificate is None) != (key is None):
             raise InvalidInput("a certificate needs its key and the other way round; pass both or neither")
@@ -80,9 +88,12 @@ def serve(
             folder, max_bytes, namespace_bytes or UNLIMITED, upload_bytes, max_connections, slots, durable
         )  # fmt: skip
         authenticate, holds = (local_door, _always) if tokens is None else (tokens.authenticate, tokens.holds)
-        audit = AuditLog(folder / AUDIT_NAME).admin
-        service = Service(settings, listeners, authenticate, tls=tls, holds=holds, on_admin=audit)
+        audit = AuditLog(folder / AUDIT_NAME)
+        service = Service(
+            settings, listeners, authenticate, tls=tls, holds=holds, on_admin=audit.admin, on_denied=Denials(audit)
+        )
         service.start()
+        audit.write("service_start", "local", version=__version__)
         web = None
         if status_port is not None:
             check = None if tokens is None else tokens.check
@@ -99,6 +110,8 @@ def serve(
     if web is not None:
         web.stop()
     service.stop()
+    with suppress(KVCommError):
+        audit.write("service_stop", "local", signal=signal.Signals(signals[0]).name)
     if path is not None:
         path.unlink(missing_ok=True)
 

@@ -157,11 +157,15 @@ class LearnedSums:
     def others(self, subject: Subject, node: str, epoch: int, known: str = "") -> Others:
         """The sum over all nodes but ``node``, or that it is still ``known``. A snapshot that is corrupt counts not.
 
+        Args:
+            node: the asker; empty for one that learns nothing, whose epoch is not looked at.
+
         Raises:
             Superseded: ``epoch`` is not the one that ``open`` gave the node last.
         """
         with self._lock, self._sql():
-            self._current(subject, node, epoch)
+            if node:
+                self._current(subject, node, epoch)
             rows = self._db.execute(
                 f"SELECT node, opened, epoch, sequence, file FROM nodes WHERE {_SUBJECT} AND node != ? "
                 "AND file IS NOT NULL ORDER BY node", (*subject.row, node)

@@ -6,6 +6,7 @@ has its own; what one puts in, evicts or asks changes nothing for another, in re
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ from kvcomm.keys import CacheKey
 from kvcomm.store.base import Store
 from kvcomm.types import ModelFingerprint, Namespace, Segment
 
+log = logging.getLogger(__name__)
 MAX_TEXTS = 16_000
 MAX_TOKENS = 16 << 20
 MAX_COUNT = 64
@@ -92,6 +94,7 @@ class Neighbours:
         self._max_texts, self._max_tokens = max_texts, max_tokens
         self._lock = threading.Lock()
         self._spaces: dict[tuple[str, str], _Space] = {}
+        self._built: dict[str, threading.Thread] = {}
 
     def add(self, key: CacheKey, segment: Segment) -> bool:
         """Hold a stored entry's text; False where it is shorter than 16 tokens, and so not worth finding.
@@ -155,17 +158,39 @@ class Neighbours:
             found = [] if index is None else index.nearest(segment, count, least)
             return [Near(n.segment, n.cosine, self._keys(space, n, context)) for n in found]
 
+    def ready(self, store: Store, namespace: Namespace, wait_s: float = 1.0) -> bool:
+        """Have a namespace's entries from before this start read in, by a thread, the first time that one asks.
+
+        Returns:
+            whether they all are; waits at most ``wait_s`` for it.
+        """
+        with self._lock:
+            thread = self._built.get(namespace.name)
+            if thread is None:
+                thread = threading.Thread(target=self._build, args=(store, namespace), name="neighbours", daemon=True)
+                self._built[namespace.name] = thread
+                thread.start()
+        thread.join(wait_s)
+        return not thread.is_alive()
+
+    def _build(self, store: Store, namespace: Namespace) -> None:
+        try:
+            self.rebuild(store, [namespace])
+        except StoreError as error:
+            log.warning("texts of namespace %s could not be listed: %s", namespace, error)
+            with self._lock:
+                self._built.pop(namespace.name, None)
+
     def rebuild(self, store: Store, namespaces: Iterable[Namespace] | None = None) -> int:
         """Add all entries of ``store``, reading their token ids and no KV; how many. What is corrupt is left out.
 
         Raises:
             StoreError: the store cannot list.
         """
-        wanted = None if namespaces is None else {n.name for n in namespaces}
+        spaces: list[Namespace | None] = [None] if namespaces is None else list(namespaces)
+        listed = [entry for space in spaces for entry in store.entries(space)]
         added = 0
-        for listing in sorted(store.entries(), key=lambda entry: (entry.created_s, entry.key.digest)):
-            if wanted is not None and listing.key.namespace.name not in wanted:
-                continue
+        for listing in sorted(listed, key=lambda entry: (entry.created_s, entry.key.digest)):
             try:
                 handle = store.get(listing.key)
             except (CorruptEntry, StoreError):

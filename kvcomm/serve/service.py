@@ -13,6 +13,7 @@ from kvcomm.serve.admission import Admission
 from kvcomm.serve.calls_service import HEALTH_NAMESPACE, check_health
 from kvcomm.serve.core import Authenticate, Core, Done
 from kvcomm.serve.drops import Drops
+from kvcomm.serve.learned import LearnedSums
 from kvcomm.serve.log import logged
 from kvcomm.serve.server import MAX_CONNECTIONS, Server
 from kvcomm.serve.status import Held, Snapshot, TierState, snapshot
@@ -23,7 +24,7 @@ from kvcomm.store.eviction import UNLIMITED, Quota
 from kvcomm.store.seal import Keyring
 from kvcomm.transfer.auth import Grant, local_grant
 
-STATE_FILE = "service.sqlite"
+STATE_FILE, LEARNED_FOLDER = "service.sqlite", "learned"
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Service:
         tls: ssl.SSLContext | None = None, keyring: Keyring | None = None,
         holds: Callable[[Grant], bool] = lambda grant: True,
         on_admin: Callable[[str, Grant, dict[str, str | int]], None] = lambda act, grant, facts: None,
+        on_denied: Callable[[str, str, str], None] = lambda who, namespace, call: None,
     ) -> None:  # fmt: skip
         self.tally = Tally()
         self.store = DiskStore(
@@ -67,7 +69,9 @@ class Service:
         )  # fmt: skip
         self.core = Core(
             self.store, authenticate, Uploads(settings.upload_bytes), Drops(settings.folder / STATE_FILE),
+            LearnedSums(settings.folder / LEARNED_FOLDER, keyring),
             admission=Admission(settings.slots), holds=holds, on_done=self._done, on_admin=on_admin,
+            on_denied=on_denied,
         )  # fmt: skip
         self.address = ", ".join(address_of(listener) for listener in listeners)
         self.healthy = False
@@ -101,7 +105,9 @@ class Service:
     def stop(self, grace_s: float = 5.0) -> None:
         """Let calls that run end, then close everything."""
         self.core.drops.close()
+        self.core.changes.close()
         self.server.stop(grace_s)
+        self.core.learned.close()
         self.store.close()
 
 

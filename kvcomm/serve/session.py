@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvcomm.errors import AccessDenied, KVCommError, ProtocolError, StoreUnavailable
-from kvcomm.serve import calls_read, calls_service, calls_write
+from kvcomm.serve import calls_follow, calls_learned, calls_read, calls_service, calls_write
 from kvcomm.serve.call import Call, Leases
 from kvcomm.serve.core import Core, Done
 from kvcomm.store.base import Deadline
@@ -46,6 +46,13 @@ CALLS: dict[str, _Known] = {
     "blob_names": _Known("read", calls_read.blob_names),
     "watch": _Known("read", calls_service.watch),
     "health": _Known("read", calls_service.health),
+    "follow": _Known("read", calls_follow.follow),
+    "nearest": _Known("read", calls_follow.nearest),
+    "sums_others": _Known("read", calls_learned.sums_others),
+    "sums_open": _Known("write", calls_learned.sums_open),
+    "sums_put": _Known("write", calls_learned.sums_put),
+    "sums_forget": _Known("admin", calls_learned.sums_forget),
+    "sums_retire": _Known("admin", calls_learned.sums_retire),
     "put": _Known("write", calls_write.put),
     "begin": _Known("write", calls_write.begin),
     "part": _Known("write", calls_write.part),
@@ -116,6 +123,7 @@ class Session:
             members.end()
             grant = self._core.authenticate(token.encode())
         except AccessDenied as error:
+            self._core.on_denied("unknown", "", "hello")
             self._refuse(preamble.number, error)
             raise
         self._wire.send(
@@ -145,6 +153,8 @@ class Session:
             known.run(call)
         except KVCommError as error:
             call.outcome = str(refusal(error)["code"])
+            if isinstance(error, AccessDenied):
+                self._core.on_denied(grant.token_id or "local", grant.namespace, name)
             self._after_error(call, error)
         except Exception as error:
             call.outcome = "bug"

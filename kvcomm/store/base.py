@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 
@@ -22,6 +22,9 @@ from kvcomm.errors import DeadlineExceeded, InvalidInput
 from kvcomm.keys import CacheKey
 from kvcomm.store.blobs import DEFAULT_DEADLINE_S, Blobs
 from kvcomm.types import ModelFingerprint, Namespace, Segment, SegmentKV
+
+if TYPE_CHECKING:
+    from kvcomm.store.coordinator import Coordinator
 
 DEFAULT_LEASE_S = 30.0
 MAX_LEASE_S = 3600.0
@@ -214,6 +217,7 @@ class Store(ABC):
     name: str
     durable: bool  # whether every acknowledged put outlives the process and a loss of power
     blobs: Blobs
+    coordinator: Coordinator | None = None  # what there is beyond entries where nodes meet in this store
 
     @abstractmethod
     def put(self, key: CacheKey, entry: Entry, *, deadline_s: float = DEFAULT_DEADLINE_S) -> Receipt:

@@ -213,6 +213,8 @@ def _text(source: Mapping[str, object], name: str) -> str:
     value = source[name]
     if not isinstance(value, str):
         raise CorruptEntry(f"header member {name} is a {type(value).__name__}, not text; the entry is not used")
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise CorruptEntry(f"header member {name} holds half a character; the entry is not used")
     return value
 
 

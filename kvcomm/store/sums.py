@@ -46,5 +46,9 @@ class SumsService(Protocol):
         ...
 
     def others(self, node: str, epoch: int, known: str) -> Others:
-        """The sum over all nodes but ``node``. Raises Superseded for another epoch."""
+        """The sum over all nodes but ``node``; the empty name, with epoch 0, stands for one that learns nothing.
+
+        Raises:
+            Superseded: another epoch.
+        """
         ...

@@ -57,6 +57,7 @@ class TieredStore(Store):
         self.name = name
         self.tiers = tuple(tiers)
         self.blobs = self.tiers[-1].blobs
+        self.coordinator = self.tiers[-1].coordinator
         self._placement = placement or WriteThrough()
         self.durable = isinstance(self._placement, WriteThrough) and self.tiers[-1].durable
         self._hits = HitCounter(promotion or Promotion())

@@ -21,10 +21,12 @@ from kvcomm.store.base import (
     check_lease,
 )
 from kvcomm.store.blobs import DEFAULT_DEADLINE_S
+from kvcomm.store.coordinator import DEFAULT_TERMS, Terms
 from kvcomm.store.tally import Tally
 from kvcomm.transfer.address import Address
 from kvcomm.transfer.breaker import Breaker
 from kvcomm.transfer.client import Client
+from kvcomm.transfer.coordinate import RemoteCoordinator
 from kvcomm.transfer.handle import RemoteHandle, open_entry
 from kvcomm.transfer.names import MAX_NBYTES, fingerprint_text, key_text, milliseconds, read_listings
 from kvcomm.transfer.remote_blobs import RemoteBlobs
@@ -43,6 +45,8 @@ class RemoteStore(Store):
         tokens: a token for each namespace that is used. None for a service without tokens, which believes a client
             its namespace.
         tls: the client's context, for a service with TLS.
+        terms: how long an engine on this store waits for the service and for other nodes.
+        node: this node's name where learned offsets are merged; the host's unless given.
         on_drop: called with (namespace, group) when anybody drops a group, with the empty group for everything. Those
             namespaces are watched that this store has used.
 
@@ -52,6 +56,7 @@ class RemoteStore(Store):
     def __init__(
         self, address: str | Address, *, tokens: Mapping[str, str] | None = None, tls: ssl.SSLContext | None = None,
         on_drop: Sequence[Callable[[Namespace, str], None]] = (), breaker: Breaker | None = None, name: str = "remote",
+        terms: Terms = DEFAULT_TERMS, node: str = "",
     ) -> None:  # fmt: skip
         self.name = name
         self._address = address if isinstance(address, Address) else Address.parse(address)
@@ -63,6 +68,7 @@ class RemoteStore(Store):
         self._tally = Tally()
         self._watches = Watches(on_drop)
         self.blobs = RemoteBlobs(self._client)
+        self.coordinator = self._meeting = RemoteCoordinator(self._client, terms, node)
         for namespace in self._tokens or ():
             self._client(Namespace(namespace))
         self.durable = self._find_durable()
@@ -108,7 +114,9 @@ class RemoteStore(Store):
             handle = self.get(key, lease_s=lease_s, deadline_s=max(deadline.left(), 0.001))
             if handle is not None:
                 return handle
-            found = client.call({"call": "claim", **named, "lease_ms": milliseconds(check_lease(lease_s))}, deadline)
+            lease_ms = milliseconds(check_lease(lease_s))
+            waits = milliseconds(min(lease_s, max(deadline.left() / 2, 0.001)))
+            found = client.call({"call": "claim", **named, "lease_ms": lease_ms, "wait_ms": waits}, deadline)
             holder = found.header.text("holder", 32)
             if holder:
                 try:
@@ -176,6 +184,7 @@ class RemoteStore(Store):
             self._closed = True
             clients = list(self._clients.values())
         self._watches.close()
+        self._meeting.close()
         for client in clients:
             client.close()
 
@@ -212,7 +221,9 @@ class RemoteStore(Store):
 
     def _suspect(self, key: CacheKey) -> None:
         with suppress(StoreError):
-            self._client(key.namespace).call({"call": "suspect", "key": key_text(key)}, Deadline(5.0))
+            self._client(key.namespace).call(
+                {"call": "suspect", "key": key_text(key)}, Deadline(self._meeting.terms.silence_s)
+            )
 
     @staticmethod
     def _stats(client: Client, deadline: Deadline) -> tuple[StoreStats, bool]:

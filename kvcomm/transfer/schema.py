@@ -24,6 +24,8 @@ class Members:
         value = self.take(name)
         if not isinstance(value, str) or len(value) > limit:
             raise self._wrong(name, value, f"text of up to {limit} characters")
+        if not _encodes(value):
+            raise ProtocolError(f"{self._what} member {name} holds half a character; the call is refused")
         return value
 
     def digest(self, name: str, length: int = 64) -> str:
@@ -91,7 +93,7 @@ class Members:
         if not isinstance(value, list) or len(value) > count:
             raise self._wrong(name, value, f"a list of up to {count} texts")
         for item in value:
-            if not isinstance(item, str) or len(item) > limit:
+            if not isinstance(item, str) or len(item) > limit or not _encodes(item):
                 raise self._wrong(name, item, f"texts of up to {limit} characters")
         return value
 
@@ -112,3 +114,12 @@ class Members:
 
     def _wrong(self, name: str, value: object, wanted: str) -> ProtocolError:
         return ProtocolError(f"{self._what} member {name} is {str(value)[:40]!r}, not {wanted}; the call is refused")
+
+
+def _encodes(text: str) -> bool:
+    """Whether it has no lone surrogates, which JSON can name and UTF-8 cannot hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -153,6 +153,40 @@ REFUSED_CALLS = {
     "group a number": call("delete_group", group=1),
     "touch forever": call("touch", key=KEY, ttl_ms=2**60),
     "claim without lease": call("claim", key=KEY),
+    "claim waits too long": call("claim", key=KEY, lease_ms=1, wait_ms=3_600_001),
+    "claim waits never": call("claim", key=KEY, lease_ms=1),
+    "sums of no node": call("sums_open", fingerprint=MODEL, template="all", node=""),
+    "sums of a path": call("sums_open", fingerprint=MODEL, template="all", node="../x"),
+    "sums of a long node": call("sums_open", fingerprint=MODEL, template="all", node="a" * 129),
+    "sums of no template": call("sums_open", fingerprint=MODEL, template="", node="a"),
+    "sums of no model": call("sums_open", fingerprint="{}", template="all", node="a"),
+    "sums put with nothing": call(
+        "sums_put", fingerprint=MODEL, template="all", node="a", epoch=1, sequence=1, upload="0" * 32
+    ),
+    "sums put at 0": call(
+        "sums_put", fingerprint=MODEL, template="all", node="a", epoch=1, sequence=0, upload="0" * 32
+    ),
+    "sums of others with a payload": call(
+        "sums_others", b"abc", fingerprint=MODEL, template="all", node="", epoch=0, known=""
+    ),
+    "sums known too long": call("sums_others", fingerprint=MODEL, template="all", node="", epoch=0, known="a" * 65),
+    "sums of an epoch below 0": call("sums_others", fingerprint=MODEL, template="all", node="", epoch=-1, known=""),
+    "sums forgotten of nobody": call("sums_forget", fingerprint=MODEL, template="all", agent=""),
+    "sums retired of a list": call("sums_retire", fingerprint=MODEL, template="all", node=["a"]),
+    "nearest without ids": call("nearest", fingerprint=MODEL, count=1, least=0.5, chosen=False),
+    "nearest of half an id": call("nearest", b"abcde", fingerprint=MODEL, count=1, least=0.5, chosen=False),
+    "nearest of none": call("nearest", b"abcd", fingerprint=MODEL, count=0, least=0.5, chosen=False),
+    "nearest of too many": call("nearest", b"abcd", fingerprint=MODEL, count=65, least=0.5, chosen=False),
+    "nearest of NaN": frame(
+        header=json.dumps(
+            {"call": "nearest", "fingerprint": MODEL, "count": 1, "least": float("nan"), "chosen": False}
+        ).encode(),
+        payload=b"abcd",
+    ),
+    "follow of no model": call("follow", fingerprint="[]", run="", since=0),
+    "follow before 0": call("follow", fingerprint=MODEL, run="", since=-1),
+    "follow of a long run": call("follow", fingerprint=MODEL, run="a" * 17, since=0),
+    "half a character": frame(header=b'{"call":"delete_group","group":"\\ud800"}'),
     "unclaim by a number": call("unclaim", key=KEY, holder=1),
     "watch a text": call("watch", since="0"),
     "watch long ago": call("watch", since=-2),
