@@ -24,6 +24,7 @@ from kvcomm.store.seal import Keyring
 from kvcomm.transfer.auth import Grant, local_grant
 
 STATE_FILE = "service.sqlite"
+MAX_DRAFT_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,11 @@ class Service:
         self.store = DiskStore(
             settings.folder, max_bytes=settings.max_bytes, quota=Quota(settings.namespace_bytes),
             durable=settings.durable, keyring=keyring, name="service", max_handles=4 * settings.max_connections,
+            draft_bytes=min(settings.upload_bytes // 4, MAX_DRAFT_BYTES),
         )  # fmt: skip
         self.core = Core(
-            self.store, authenticate, Uploads(settings.upload_bytes), Drops(settings.folder / STATE_FILE),
+            self.store, authenticate, Uploads(settings.upload_bytes, drafts=self.store.drafts),
+            Drops(settings.folder / STATE_FILE),
             admission=Admission(settings.slots), holds=holds, on_done=self._done, on_admin=on_admin,
         )  # fmt: skip
         self.address = ", ".join(address_of(listener) for listener in listeners)
@@ -102,6 +105,7 @@ class Service:
         """Let calls that run end, then close everything."""
         self.core.drops.close()
         self.server.stop(grace_s)
+        self.core.uploads.close()
         self.store.close()
 
 
