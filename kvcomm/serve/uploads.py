@@ -210,7 +210,7 @@ class Uploads:
         if upload.draft is None or self._drafts is None:
             return
         if upload.draft.adopted:
-            upload.draft.close()
+            self._drafts.let_go(upload.draft)
         elif upload.arriving:
             self._drafts.discard(upload.draft)
         else:

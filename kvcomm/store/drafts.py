@@ -101,6 +101,11 @@ class Drafts:
         with suppress(OSError):
             self._files.unlink(draft.path)
 
+    def let_go(self, draft: Draft) -> None:
+        """Unmap one that was adopted, in the background: it takes as long as copying a part of it."""
+        if not self._later(0, draft.close):
+            draft.close()
+
     def adopt(self, draft: Draft, durable: bool) -> Path:
         """The draft's file, of just its bytes, for the caller to give its name; ``durable``: on the device. OSError."""
         draft.adopted = True
