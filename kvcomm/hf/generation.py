@@ -63,7 +63,8 @@ def generate(engine: Core, call: Call) -> list[Reply]:
     with ExitStack() as stack:
         stack.enter_context(_ended_on_failure(settings.arguments.get("streamer")))
         new_tokens = _new_tokens(engine, call, settings)
-        rehearse(engine.model, settings.arguments, call.stopping_criteria, call.prompts[0].token_ids, new_tokens)
+        with turn(engine.model, engine.backend.spec):
+            rehearse(engine.model, settings.arguments, call.stopping_criteria, call.prompts[0].token_ids, new_tokens)
         claimed = Claimed(engine, call.prompts[0] if one else None, planning(policy))  # waits without the model
         stack.enter_context(closing(claimed))
         stack.enter_context(turn(engine.model, engine.backend.spec))

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from kvcomm.errors import InvalidInput
 from kvcomm.serve.call import Call
-from kvcomm.serve.calls_write import upload_whole
 from kvcomm.serve.learned import Subject
 
 _PAGE_BYTES = 4 << 20
@@ -32,8 +31,8 @@ def sums_put(call: Call) -> None:
     epoch, sequence = call.asked.integer("epoch", 0, 2**53), call.asked.integer("sequence", 1, 2**53)
     name = call.asked.digest("upload", 32)
     call.no_payload()
-    data = bytes(upload_whole(call, name))
-    call.core.uploads.end(call.core.uploads.find(call.grant.namespace, name))
+    with call.core.uploads.whole(call.grant.namespace, name) as upload:
+        data = bytes(upload.data)
     with call.core.admission.slot():
         kept = call.core.learned.put(subject, node, epoch, sequence, data)
     call.answer({"kept": kept})

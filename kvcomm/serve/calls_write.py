@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import time
+from contextlib import suppress
 from dataclasses import replace
 
-from kvcomm.errors import AccessDenied, StoreUnavailable
+from kvcomm.errors import AccessDenied
 from kvcomm.serve.call import Call
 from kvcomm.serve.uploads import PART_BYTES
-from kvcomm.store.base import MAX_GROUP_CHARS, MAX_LEASE_S, Deadline, Receipt
+from kvcomm.store.base import MAX_GROUP_CHARS, MAX_LEASE_S, Deadline, Entry, Receipt
 from kvcomm.store.codec import entry_view
+from kvcomm.store.disk import DiskStore
+from kvcomm.store.drafts import Draft
+from kvcomm.store.format import Head
 from kvcomm.transfer.names import MAX_NBYTES
 
 _LEASE_MS = int(MAX_LEASE_S * 1000)
 _MAX_MS = 2**53
+CLOCKS_APART_S = 60.0
+ENDS_APART_S = 1.0
 
 
 def put(call: Call) -> None:
     """A whole entry in one frame."""
     left = call.asked.optional_integer("left_ms", 1, _MAX_MS)
     call.asked.end()
-    _store(call, memoryview(call.payload()), left)
+    data = memoryview(call.payload())
+    with call.core.admission.slot():
+        receipt = _keep(call, *entry_view(data, call.grant.namespace), left)
+    _answer(call, receipt)
 
 
 def begin(call: Call) -> None:
@@ -34,7 +43,9 @@ def begin(call: Call) -> None:
         if key is not None and call.core.store.contains(key, deadline_s=call.left_s()):
             call.answer({"held": True, "part_bytes": PART_BYTES, "parts": [], "durable": call.core.store.durable})
             return
-        upload = call.core.uploads.begin(call.grant.namespace, name, nbytes, lease_ms / 1000)
+        upload = call.core.uploads.begin(
+            call.grant.namespace, name, nbytes, lease_ms / 1000, entry=key is not None
+        )  # fmt: skip
     call.answer({"held": False, "part_bytes": PART_BYTES, "parts": sorted(upload.parts), "durable": False})
 
 
@@ -52,7 +63,9 @@ def commit(call: Call) -> None:
     """Keep an entry all of whose parts arrived."""
     name, left = call.asked.digest("upload", 32), call.asked.optional_integer("left_ms", 1, _MAX_MS)
     call.no_payload()
-    _store(call, upload_whole(call, name), left, name)
+    with call.core.uploads.whole(call.grant.namespace, name) as upload, call.core.admission.slot():
+        receipt = _keep(call, *upload.checks.finish(), left, upload.draft)
+    _answer(call, receipt)
 
 
 def abort(call: Call) -> None:
@@ -68,7 +81,6 @@ def blob_write(call: Call) -> None:
     name, old = call.asked.digest("upload", 32), call.asked.text("old", 64)
     model, blob = call.fingerprint(), call.asked.text("name", 64)
     call.no_payload()
-    data = bytes(upload_whole(call, name))
     same = True
 
     def merge(found: bytes | None) -> bytes:
@@ -78,12 +90,10 @@ def blob_write(call: Call) -> None:
             raise _Changed()
         return data
 
-    try:
-        with call.core.admission.slot():
+    with call.core.uploads.whole(call.grant.namespace, name) as upload:
+        data = bytes(upload.data)
+        with call.core.admission.slot(), suppress(_Changed):
             call.core.store.blobs.update((call.namespace, model), blob, merge, deadline_s=call.left_s())
-    except _Changed:
-        pass
-    call.core.uploads.end(call.core.uploads.find(call.grant.namespace, name))
     call.answer({"written": same})
 
 
@@ -181,26 +191,30 @@ class _Changed(Exception):
     """Another client replaced the blob in between."""
 
 
-def upload_whole(call: Call, name: str) -> memoryview:
-    """The bytes of an upload all of whose parts arrived. Raises StoreUnavailable."""
-    upload = call.core.uploads.find(call.grant.namespace, name)
-    if not upload.whole:
-        raise StoreUnavailable(f"upload {name[:8]} has {len(upload.parts)} parts, more are missing; begin it again")
-    return upload.data[: upload.nbytes]
-
-
-def _store(call: Call, data: memoryview, left_ms: int | None, upload: str = "") -> None:
-    with call.core.admission.slot():
-        head, entry = entry_view(data, call.grant.namespace)
-        if head.key.namespace != call.namespace:
-            raise AccessDenied(f"the entry is of another namespace than the token's, {call.namespace}; use its token")
-        entry.check(head.key)
-        if left_ms is not None:
-            entry = replace(entry, expires_s=time.time() + left_ms / 1000)
-        receipt: Receipt = call.core.store.put(head.key, entry, deadline_s=call.left_s())
-    if upload:
-        call.core.uploads.end(call.core.uploads.find(call.grant.namespace, upload))
+def _keep(call: Call, head: Head, entry: Entry, left_ms: int | None, draft: Draft | None = None) -> Receipt:
+    """Keep an entry that was checked: its file as it is if there is one, else as the store writes it."""
+    if head.key.namespace != call.namespace:
+        raise AccessDenied(f"the entry is of another namespace than the token's, {call.namespace}; use its token")
+    entry.check(head.key)
+    now, store = time.time(), call.core.store
+    if left_ms is not None:
+        entry = replace(entry, expires_s=now + left_ms / 1000)
+    if draft is not None and isinstance(store, DiskStore) and _timely(head, entry.ends(now), now):
+        receipt = store.adopt(draft, head, deadline_s=call.left_s())
+    else:
+        receipt = store.put(head.key, entry, deadline_s=call.left_s())
     call.core.claims.give_back(head.key.digest)
     if receipt.stored:
         call.core.added(head.key, entry)
+    return receipt
+
+
+def _timely(head: Head, ends: float | None, now: float) -> bool:
+    """Whether what the client wrote by its clock holds by this one; if not, the entry is written anew."""
+    if abs(head.created_s - now) > CLOCKS_APART_S or (head.expires_s is None) != (ends is None):
+        return False
+    return head.expires_s is None or ends is None or abs(head.expires_s - ends) <= ENDS_APART_S
+
+
+def _answer(call: Call, receipt: Receipt) -> None:
     call.answer({"stored": receipt.stored, "durable": receipt.durable, "nbytes": receipt.nbytes})

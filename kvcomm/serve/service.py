@@ -25,6 +25,7 @@ from kvcomm.store.seal import Keyring
 from kvcomm.transfer.auth import Grant, local_grant
 
 STATE_FILE, LEARNED_FOLDER = "service.sqlite", "learned"
+MAX_DRAFT_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,11 @@ class Service:
         self.store = DiskStore(
             settings.folder, max_bytes=settings.max_bytes, quota=Quota(settings.namespace_bytes),
             durable=settings.durable, keyring=keyring, name="service", max_handles=4 * settings.max_connections,
+            draft_bytes=min(settings.upload_bytes // 4, MAX_DRAFT_BYTES),
         )  # fmt: skip
         self.core = Core(
-            self.store, authenticate, Uploads(settings.upload_bytes), Drops(settings.folder / STATE_FILE),
-            LearnedSums(settings.folder / LEARNED_FOLDER, keyring),
+            self.store, authenticate, Uploads(settings.upload_bytes, drafts=self.store.drafts),
+            Drops(settings.folder / STATE_FILE), LearnedSums(settings.folder / LEARNED_FOLDER, keyring),
             admission=Admission(settings.slots), holds=holds, on_done=self._done, on_admin=on_admin,
             on_denied=on_denied,
         )  # fmt: skip
@@ -108,6 +110,7 @@ class Service:
         self.core.changes.close()
         self.server.stop(grace_s)
         self.core.learned.close()
+        self.core.uploads.close()
         self.store.close()
 
 

@@ -273,8 +273,11 @@ class EntryReader:
         _match_head(frame, head)
 
 
-def entry_view(data: memoryview, namespace: str) -> tuple[Head, Entry]:
+def entry_view(data: memoryview, namespace: str, checked: int = 0) -> tuple[Head, Entry]:
     """A plain, ``raw`` entry that lies whole in memory, every byte checked; its KV are views of ``data``, not copies.
+
+    Args:
+        checked: how many layers were checked before, and have not changed since.
 
     Raises:
         CorruptEntry: anything at all differs from what the format asks for.
@@ -284,7 +287,7 @@ def entry_view(data: memoryview, namespace: str) -> tuple[Head, Entry]:
     if head.encoding != "raw":
         raise CorruptEntry(f"an entry in encoding {head.encoding} cannot be viewed; send it as raw")
     model, at = head.key.fingerprint, reader.lead_bytes
-    for part in range(1, model.n_layers + 1):
+    for part in range(checked + 1, model.n_layers + 1):
         reader.check_frame(part, data)
     spec = layer_frame(head).specs[0]
     width = spec.dtype.itemsize

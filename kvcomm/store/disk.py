@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -26,11 +24,14 @@ from kvcomm.store.base import (
 from kvcomm.store.blobs import DEFAULT_DEADLINE_S, Blobs
 from kvcomm.store.blobs_disk import FileBlobs
 from kvcomm.store.codec import EntryReader, EntryWriter, SeenHeads, entry_name
+from kvcomm.store.disk_files import open_locked, write_entry
 from kvcomm.store.disk_handle import DiskHandle, FileSource, Leases, pin
+from kvcomm.store.drafts import Draft, Drafts
 from kvcomm.store.encoding import encoding as known_encoding
 from kvcomm.store.eviction import UNLIMITED, FrequencyRecency, Limits, Policy, Quota, Usage
 from kvcomm.store.files import Files, lock, trouble
 from kvcomm.store.folder import Folder
+from kvcomm.store.format import Head
 from kvcomm.store.index import Index, Plan, Row
 from kvcomm.store.seal import Keyring, opaque
 from kvcomm.store.tally import Tally
@@ -49,6 +50,7 @@ class DiskStore(Store):
         keyring: seals everything; a folder is sealed, or not, as a whole.
         encoding: ``raw``, or the lossy ``int8`` or ``fp8``, which handles and listings then name.
         max_handles: handles that may be out at once.
+        draft_bytes: of files kept ready for ``draft``, beside ``max_bytes``; 0 for none. A sealed folder has none.
 
     Raises:
         InvalidInput: a limit or the encoding is wrong, or the folder belongs to another keyring.
@@ -58,7 +60,8 @@ class DiskStore(Store):
     def __init__(
         self, root: str | Path, *, max_bytes: int = UNLIMITED, max_entries: int = UNLIMITED, quota: Quota | None = None,
         quotas: Mapping[str, Quota] | None = None, policy: Policy | None = None, durable: bool = True,
-        keyring: Keyring | None = None, encoding: str = "raw", max_handles: int = 256, name: str = "disk",
+        keyring: Keyring | None = None, encoding: str = "raw", max_handles: int = 256, draft_bytes: int = 0,
+        name: str = "disk",
         files: Files | None = None, clock: Callable[[], float] = time.time, deadline_s: float = DEFAULT_DEADLINE_S,
     ) -> None:  # fmt: skip
         self.name = name
@@ -84,40 +87,32 @@ class DiskStore(Store):
                 raise
         self._index: Index = self.upkeep.index
         self.blobs: Blobs = FileBlobs(self._folder, keyring)
+        self.drafts: Drafts | None = None
+        if draft_bytes and keyring is None:
+            self.drafts = Drafts(self._files, self._folder.temporary, draft_bytes)
         self._plan = Plan(self._limits, self._policy, self._evict, self._erase, self._folder.alive)
         self._closed = False
 
     def put(self, key: CacheKey, entry: Entry, *, deadline_s: float = DEFAULT_DEADLINE_S) -> Receipt:
         self._check_open()
         entry.check(key)
-        if self.upkeep.read_only:
-            raise StoreUnavailable("the disk was full when the store was opened; free space and open it again to put")
-        deadline, now = Deadline(deadline_s), self._clock()
-        kept = entry.attributes
-        expires = entry.ends(now)
-        writer = EntryWriter(key, entry, self.encoding, now, expires, self._keyring)
-        row = Row(
-            entry_name(key, self._keyring), key.namespace.name, key.fingerprint.digest[:16],
-            self._group(key.namespace.name, kept.group), int(kept.priority), writer.nbytes, now, now, 0, expires,
-            self._folder.token,
-        )  # fmt: skip
-        held = self._reserve(row, deadline)
-        if held is not None:
-            self._tally.add(row.namespace, "existed")
-            return Receipt(False, self.durable, held)
-        try:
-            with trouble(f"putting {key}"):
-                self._write(row, writer)
-                self._files.point("index.commit")
-                if not self._index.commit(row.name, row.owner, Deadline(max(deadline.left(), 1.0))):
-                    raise StoreUnavailable(f"the reservation of {key} was lost; put it again")
-                self._files.point("index.committed")
-        except BaseException:
-            self._abandon(row)
-            raise
-        self._untrusted.discard(row.name)
-        self._tally.add(row.namespace, "puts")
-        return Receipt(True, self.durable, writer.nbytes)
+        now = self._clock()
+        writer = EntryWriter(key, entry, self.encoding, now, entry.ends(now), self._keyring)
+        return self._keep(writer.head, writer.nbytes, Deadline(deadline_s), lambda: self._written(writer))
+
+    def adopt(self, draft: Draft, head: Head, *, deadline_s: float = DEFAULT_DEADLINE_S) -> Receipt:
+        """Keep a draft as the entry that it holds, as ``put`` would.
+
+        Args:
+            draft: every byte of it checked by the caller, and written to by nobody any more. Its ``adopted`` says
+                afterwards whether it is still the caller's.
+            head: what it says of itself.
+        """
+        self._check_open()
+        if self.drafts is None:
+            raise StoreUnavailable(f"tier {self.name!r} keeps no drafts; put the entry")
+        drafts = self.drafts
+        return self._keep(head, draft.nbytes, Deadline(deadline_s), lambda: drafts.adopt(draft, self.durable))
 
     def get(
         self, key: CacheKey, *, lease_s: float = DEFAULT_LEASE_S, deadline_s: float = DEFAULT_DEADLINE_S
@@ -170,7 +165,7 @@ class DiskStore(Store):
         path = self._path(key, name)
         with trouble(f"deleting {key}"):
             there = os.path.lexists(path)
-            self._files.unlink(path)
+            self._remove(path)
             if there and self.durable:
                 self._files.fsync_folder(path.parent)
         return self._index.remove(name, Deadline(deadline_s)) or there
@@ -227,6 +222,8 @@ class DiskStore(Store):
         with suppress(StoreError):
             self.flush()
         self._closed = True
+        if self.drafts is not None:
+            self.drafts.close()
         self._leases.close()
         self._index.close()
         self._folder.close()
@@ -250,6 +247,34 @@ class DiskStore(Store):
         self._check_open()
         return self._index.shrink(quota, self._plan, self._clock(), Deadline(deadline_s))
 
+    def _keep(self, head: Head, nbytes: int, deadline: Deadline, make: Callable[[], Path]) -> Receipt:
+        """Reserve room, let ``make`` write the whole entry to a temporary file, and give it its name."""
+        if self.upkeep.read_only:
+            raise StoreUnavailable("the disk was full when the store was opened; free space and open it again to put")
+        key, kept, now = head.key, head.attributes, self._clock()
+        row = Row(
+            entry_name(key, self._keyring), key.namespace.name, key.fingerprint.digest[:16],
+            self._group(key.namespace.name, kept.group), int(kept.priority), nbytes, now, now, 0, head.expires_s,
+            self._folder.token,
+        )  # fmt: skip
+        held = self._reserve(row, deadline)
+        if held is not None:
+            self._tally.add(row.namespace, "existed")
+            return Receipt(False, self.durable, held)
+        try:
+            with trouble(f"putting {key}"):
+                self._place(row, make)
+                self._files.point("index.commit")
+                if not self._index.commit(row.name, row.owner, Deadline(max(deadline.left(), 1.0))):
+                    raise StoreUnavailable(f"the reservation of {key} was lost; put it again")
+                self._files.point("index.committed")
+        except BaseException:
+            self._abandon(row)
+            raise
+        self._untrusted.discard(row.name)
+        self._tally.add(row.namespace, "puts")
+        return Receipt(True, self.durable, nbytes)
+
     def _reserve(self, row: Row, deadline: Deadline) -> int | None:
         """None when the bytes are reserved; the size of the entry that is there already."""
         path = self._folder.entries(row.namespace, row.folder) / row.name
@@ -269,16 +294,14 @@ class DiskStore(Store):
                 raise deadline.error(f"another put of {row.name[:16]}")
             time.sleep(_POLL_S)
 
-    def _write(self, row: Row, writer: EntryWriter) -> None:
+    def _written(self, writer: EntryWriter) -> Path:
+        return write_entry(self._files, self._folder.temporary(), writer, self.durable)
+
+    def _place(self, row: Row, make: Callable[[], Path]) -> None:
         folder = self._folder.entries(row.namespace, row.folder)
         self._folder.make(folder)
-        temporary = self._folder.temporary()
-        fd = self._files.create(temporary)
+        temporary = make()
         try:
-            for buffers in writer:
-                self._files.write(fd, buffers)
-            if self.durable:
-                self._files.fsync(fd)
             try:
                 self._files.rename(temporary, folder / row.name)
             except FileNotFoundError:
@@ -288,8 +311,6 @@ class DiskStore(Store):
             with suppress(OSError):
                 self._files.unlink(temporary)
             raise
-        finally:
-            self._files.close(fd)
         if self.durable:
             self._files.fsync_folder(folder)
 
@@ -304,27 +325,11 @@ class DiskStore(Store):
         self._tally.add(row.namespace, "failed")
 
     def _open(self, path: Path, name: str, namespace: str) -> int | None:
-        """The entry's file, open and locked against eviction; None if there is none."""
         try:
-            fd = self._files.open(path)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENXIO, errno.EMLINK):
-                found = CorruptEntry(f"in the place of entry {name[:16]} lies no file; it was set aside")
-                self._set_aside(path, name, namespace, found)
-                raise found from error
-            with trouble(f"opening entry {name[:16]}"):
-                raise
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            self._files.close(fd)
-            found = CorruptEntry(f"in the place of entry {name[:16]} lies no regular file; it was set aside")
-            self._set_aside(path, name, namespace, found)
-            raise found
-        if not lock(fd, exclusive=False):
-            self._files.close(fd)
-            return None
-        return fd
+            return open_locked(self._files, path, name)
+        except CorruptEntry as error:
+            self._set_aside(path, name, namespace, error)
+            raise
 
     def _outlived(self, expires_s: float | None, name: str, deadline: Deadline) -> bool:
         if expires_s is None or expires_s > self._clock():
@@ -344,18 +349,24 @@ class DiskStore(Store):
         try:
             if not lock(fd, exclusive=True) and os.fstat(fd).st_atime > time.time():
                 return False
-            self._files.unlink(path)
-        except OSError:
-            return False
         finally:
             self._files.close(fd)
+        try:
+            self._remove(path)
+        except OSError:
+            return False
         self._tally.add(row.namespace, "evictions")
         return True
 
     def _erase(self, row: Row) -> bool:
-        self._files.unlink(self._folder.entries(row.namespace, row.folder) / row.name)
+        self._remove(self._folder.entries(row.namespace, row.folder) / row.name)
         self._tally.add(row.namespace, "deleted")
         return True
+
+    def _remove(self, path: Path) -> None:
+        """Take an entry's name away; its file becomes a draft if nobody reads it and one is wanted. Raises OSError."""
+        if self.drafts is None or not self.drafts.reuse(path):
+            self._files.unlink(path)
 
     def _set_aside(self, path: Path, name: str, namespace: str, error: CorruptEntry) -> None:
         self._untrusted.add(name)

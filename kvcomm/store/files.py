@@ -107,6 +107,11 @@ def lock(fd: int, exclusive: bool) -> bool:
     return True
 
 
+def unlock(fd: int) -> None:
+    """End a lock while the file stays open. Raises OSError."""
+    fcntl.flock(fd, fcntl.LOCK_UN)
+
+
 @contextmanager
 def trouble(what: str) -> Iterator[None]:
     """Turn an OSError into StoreUnavailable, saying what could not be done."""

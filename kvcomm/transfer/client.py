@@ -6,7 +6,7 @@ import random
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -15,7 +15,7 @@ from kvcomm.errors import AccessDenied, DeadlineExceeded, KVCommError, Overloade
 from kvcomm.store.base import Deadline
 from kvcomm.transfer.address import Address
 from kvcomm.transfer.breaker import Breaker
-from kvcomm.transfer.frame import Kind, Preamble
+from kvcomm.transfer.frame import Kind, Preamble, pack
 from kvcomm.transfer.refusal import refused
 from kvcomm.transfer.schema import Members
 from kvcomm.transfer.wire import Wire
@@ -63,7 +63,10 @@ class Connection:
         Raises:
             KVCommError: what the service refused with, or why there is no answer; then it is ``broken``.
         """
-        number = self.send(header, deadline, payload, checked=checked)
+        return self.answer(self.send(header, deadline, payload, checked=checked), deadline)
+
+    def answer(self, number: int, deadline: Deadline) -> Answer:
+        """The whole answer to request ``number``, those before it having been received. Raises as ``ask``."""
         pages = bytearray()
         while True:
             preamble, found = self.next(number, deadline)
@@ -84,6 +87,19 @@ class Connection:
         self._number += 1
         with self.breaking():
             self.wire.send(Kind.REQUEST, self._number, header, deadline, payload, checked=checked, waits=True)
+        return self._number
+
+    def stream(
+        self, header: Mapping[str, object], deadline: Deadline, pieces: Iterable[Sequence[memoryview]], nbytes: int
+    ) -> int:
+        """Send a request whose payload of ``nbytes``, which carries its own checks, is made while it is sent."""
+        self._number += 1
+        with self.breaking():
+            left_ms = max(1, int(deadline.left() * 1000))
+            head = pack(Kind.REQUEST, self._number, header, deadline_ms=left_ms, payload_bytes=nbytes)
+            self.wire.send_all([memoryview(head)], deadline)
+            for piece in pieces:
+                self.wire.send_all(piece, deadline)
         return self._number
 
     def tell(self, header: Mapping[str, object], deadline: Deadline) -> None:

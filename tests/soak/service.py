@@ -1,4 +1,4 @@
-"""The service killed and started again under traffic, and clients that begin a put and vanish.
+"""The service killed under traffic, clients that vanish, ten times overload, probes of other tenants, strangers.
 
 python -m tests.soak.service --kills 100 --vanish 10000 --out results/soak-service.json
 """
@@ -23,6 +23,7 @@ from kvcomm.transfer.remote import RemoteStore
 from tests.serve.here import service_here
 from tests.serve.process import ServiceProcess
 from tests.soak.record import record
+from tests.soak.service_load import overload, probes, strangers
 
 SLACK_S = 0.1
 DEADLINE_S = 1.0
@@ -93,17 +94,29 @@ def vanish(count: int) -> dict[str, object]:
 
 
 def main() -> None:
-    """Run, and write what was found; ends with status 1 if anything was lost, late, wrong or left reserved."""
+    """Run, and write what was found; ends with status 1 if anything was lost, left over or beyond its limit."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--kills", type=int, default=100)
     arguments.add_argument("--vanish", type=int, default=10000)
+    arguments.add_argument("--probes", type=int, default=400)
+    arguments.add_argument("--strangers", type=int, default=100_000)
+    arguments.add_argument("--overload-s", type=float, default=10.0)
     arguments.add_argument("--out", type=Path, default=Path("results/soak-service.json"))
     chosen = arguments.parse_args()
-    command = f"python -m tests.soak.service --kills {chosen.kills} --vanish {chosen.vanish}"
+    command = f"python -m tests.soak.service --kills {chosen.kills} --vanish {chosen.vanish} --probes {chosen.probes}"
+    command += f" --strangers {chosen.strangers} --overload-s {chosen.overload_s}"
     killed, vanished = kills(chosen.kills), vanish(chosen.vanish)
     record(chosen.out, "kills", command, killed)
     record(chosen.out, "vanish", command, vanished)
+    loaded, probed = overload(chosen.overload_s, 20), probes(chosen.probes)
+    record(chosen.out, "overload", command, dict(loaded))
+    record(chosen.out, "probes", command, dict(probed))
+    strange = strangers(chosen.strangers)
+    record(chosen.out, "strangers", command, dict(strange))
     bad = killed["lost"] or killed["late"] or killed["wrong"] or vanished["reserved_bytes"] or vanished["connections"]
+    bad = bad or loaded["refused_p99_ms"] > 50 or loaded["kept"] < 0.95
+    bad = bad or abs(probed["auc_across"] - 0.5) > 0.06 or probed["auc_control"] < 0.95
+    bad = bad or strange["foreign_hits"] or strange["own_hits"] != strange["own_tries"]
     sys.exit(1 if bad else 0)
 
 
