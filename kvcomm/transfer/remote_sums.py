@@ -44,8 +44,8 @@ class RemoteSums:
         }  # fmt: skip
 
         def work(connection: Connection) -> bool:
-            send_parts(connection, [memoryview(data)], upload, deadline, None)
-            return connection.ask(request, deadline).header.truth("kept")
+            found = send_parts(connection, [[memoryview(data)]], len(data), upload, deadline, request, None)
+            return found if isinstance(found, bool) else found.truth("kept")
 
         return self._client.run(work, deadline)
 
