@@ -216,7 +216,7 @@ def _single(
     planner = planning(policy)
     if heals and engine._crosses(len(prompt) + new_tokens):
         planner = Exact()  # LongRoPE may turn its frequencies over on the way, and healing would compute across that
-    prefilled = engine.prefill(prompt, room=new_tokens, policy=planner)
+    prefilled = engine.prefill(prompt, room=new_tokens, policy=planner if heals else call.policy)
     going_on = exactly(engine.backend, policy, prefilled, settings, engine.tokenizer) if heals else None
     return going_on or _One(prefilled, prefilled.buffer.length, claimed.criteria(prefilled))
 

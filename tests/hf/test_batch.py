@@ -150,7 +150,7 @@ def test_wrong_batches_change_nothing() -> None:
         engine.generate_batch(prompts, max_new_tokens=MAX_POSITIONS - len(prompts[0]))
     with pytest.raises(InvalidInput, match=r"output_hidden_states=True.*one prompt"):
         engine.generate_batch(prompts, policy=Dense(), output_hidden_states=True)
-    with pytest.raises(InvalidInput, match="int; make one with agent.prompt"):
+    with pytest.raises(InvalidInput, match="pass a list of prompts, each made with agent.prompt"):
         engine.generate_batch([prompts[0], 3])  # type: ignore[list-item]
     assert state(engine) == before
 

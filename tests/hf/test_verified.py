@@ -75,7 +75,8 @@ def test_an_end_inside_the_drafts(spoiled: bool) -> None:
     wrong = 0
     for prompt in prompts[:3]:
         whole = plain_answer(engine, prompt, max_new_tokens=NEW, **GREEDY)
-        for end in sorted({*whole[:6], 0}):
+        drafted = engine.generate(prompt, policy=FREE, max_new_tokens=6, **GREEDY).token_ids
+        for end in sorted({*whole[:6], *drafted, 0}):
             options = {"eos_token_id": end, "pad_token_id": 0}
             reply = verified(engine, prompt, 6, **options)
             assert list(reply.token_ids) == plain_answer(engine, prompt, max_new_tokens=NEW, **GREEDY, **options)

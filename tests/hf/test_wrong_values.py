@@ -165,7 +165,7 @@ ENTRIES: dict[str, tuple[Try, tuple[Any, ...]]] = {
     "Part(label)": (lambda s, v: Part(ONE, v), (None, *OF_NO_KIND)),
     "Prompt": (lambda s, v: Prompt(v), (None, "x", (), ("x",), *OF_NO_KIND)),
     "Balanced(select)": (lambda s, v: Balanced(select=v), (None, "x", *OF_NO_KIND)),
-    "Balanced(max_kl)": (lambda s, v: Balanced(max_kl=v), (None, "x", 0, -1, [5])),
+    "Balanced(max_kl)": (lambda s, v: Balanced(max_kl=v), ("x", 0, -1, [5])),
     "Reuse(origins)": (lambda s, v: Reuse(origins=v), (None, "x", (), ("prompt",), (("x",),), ([],), *OF_NO_KIND)),
     "Reuse(offsets)": (lambda s, v: Reuse(offsets=v), (None, 1, "x")),
     "Reuse(dense_above)": (lambda s, v: Reuse(dense_above=v), (None, "x", True, 2, -1)),
