@@ -55,6 +55,8 @@ class Core:
         need(tokenizer, PreTrainedTokenizerBase, "the tokenizer", "pass the model's own from transformers")
         need(pool, (BasePool, type(None)), "pool", "pass a BasePool, or nothing")
         need(book, (OffsetBook, type(None)), "book", "pass an OffsetBook, or nothing")
+        need(calibration, (Calibration, type(None)), "calibration", "pass a Calibration, or nothing")
+        need(costs, (Costs, type(None)), "costs", "pass Costs, or nothing")
         need(learn, bool, "learn", "pass True or False")
         need(weights, (str, type(None)), "weights", "pass a digest as text, or nothing")
         if store is not None and not all(callable(getattr(store, name, None)) for name in ("get", "put", "entries")):
