@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 import torch
 
 from kvcomm import Engine, Exact
-from kvcomm.errors import AccessDenied, FingerprintMismatch, InvalidInput, KVCommError, ProtocolError
+from kvcomm.errors import AccessDenied, FingerprintMismatch, InvalidInput, KVCommError, ProtocolError, StoreUnavailable
+from kvcomm.hf.handover import hand_over
 from kvcomm.reuse.prompt import Part, Prompt
 from kvcomm.serve.server import Server
 from kvcomm.serve.service import local_door
@@ -139,6 +141,25 @@ def test_a_connection_cut_anywhere_means_computing_here(
     assert reply.token_ids == expected and reply.reused == 0
     assert max(computed) == len(prompt)
     assert not decoding.pool._arriving
+
+
+def test_a_pass_ends_when_nobody_receives(prefill_engine: Engine) -> None:
+    tried, finished = threading.Event(), []
+    last = prefill_engine.model.base_model.layers[-1]
+    hooks = [last.register_forward_pre_hook(lambda *_: tried.wait(10.0) and time.sleep(0.2)),
+             last.register_forward_hook(lambda *_: finished.append(1))]  # fmt: skip
+
+    def send(tensors: Any) -> None:
+        tried.set()
+        raise StoreUnavailable("the other side closed the connection")
+
+    try:
+        with pytest.raises(StoreUnavailable, match="closed"):
+            hand_over(prefill_engine, prompt_of(), 0, send)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert not finished
 
 
 def test_damaged_bytes_are_not_used(tmp_path: Path, prefill_engine: Engine, expected: tuple[int, ...]) -> None:
