@@ -52,11 +52,11 @@ class ArrivingKV(SegmentKV):
         return self._room.device
 
     @property
-    def keys(self) -> torch.Tensor:  # type: ignore[override]
+    def keys(self) -> torch.Tensor:
         return self.whole().keys
 
     @property
-    def values(self) -> torch.Tensor:  # type: ignore[override]
+    def values(self) -> torch.Tensor:
         return self.whole().values
 
     @property
