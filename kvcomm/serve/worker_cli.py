@@ -70,7 +70,7 @@ def worker(
         try:
             loaded = load(model)
         except (OSError, ValueError) as error:
-            raise InvalidInput(f"model {model!r} cannot be loaded ({str(error)[:200]}); pass a folder or a name") from None
+            raise InvalidInput(f"model {model!r} does not load ({str(error)[:200]}); pass a folder or a name") from None
         engine = Engine(*loaded, store=store, policy=Exact(), namespace=namespace)
         prefiller = None if prefill is None else WorkerClient(prefill, namespace, token=token, tls=trusted)
         made = Worker(engine, role, prefiller=prefiller, through_store=through_store, slots=slots)
