@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -225,3 +227,19 @@ def test_what_is_refused(tmp_path: Path, prefill_engine: Engine) -> None:
         Worker(prefill_engine, "nothing")
     with pytest.raises(InvalidInput, match="store"):
         Worker(prefill_engine, "decode", through_store=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--host", "0.0.0.0"], "TLS and tokens are not set"),
+        ([], "--socket or on --host"),
+        (["--socket", "SOCKET", "--model", "/nowhere/at/all"], "does not load"),
+    ],
+)
+def test_the_command_refuses(tmp_path: Path, options: list[str], why: str) -> None:
+    given = [str(tmp_path / "w.sock") if option == "SOCKET" else option for option in options]
+    model = [] if "--model" in given else ["--model", "unused"]
+    command = [sys.executable, "-m", "kvcomm.cli", "worker", "--role", "both", *model, *given]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and why in done.stderr.replace("\n", " "), done.stderr[-1000:]
