@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from kvcomm.anchors.arriving import ArrivingKV
@@ -115,6 +116,7 @@ class BasePool:
             if self._find(key) is not None:
                 return False
             self._arriving[key] = base
+            self._by_content.setdefault(segment.digest, {})[recipe] = key  # its rank is that of now
         kv.at_end(lambda error: self._arrived(key, base, error))
         return True
 
@@ -124,12 +126,18 @@ class BasePool:
             if self._arriving.get(key) is not base:
                 return
             del self._arriving[key]
+            kept = False
             if error is None and isinstance(base.kv, ArrivingKV):
-                BasePool.put(self, base.segment, base.recipe, base.kv.filled)
+                with suppress(InvalidInput):  # numbers so large that their sum is infinite
+                    kept = BasePool.put(self, base.segment, base.recipe, base.kv.filled)
+            if not kept:
+                self._unlist(base)
 
     def _no_longer(self, key: CacheKey) -> None:
         """Expect a base no more; who uses it already goes on. The lock is held."""
-        self._arriving.pop(key, None)
+        base = self._arriving.pop(key, None)
+        if base is not None:
+            self._unlist(base)
 
     def get(self, segment: Segment, recipe: Recipe) -> Base | None:
         """The base of exactly this content and recipe, or None. Token ids are compared, not digests alone."""
@@ -140,11 +148,11 @@ class BasePool:
         found = self.parent.bases(segment) if self.parent is not None else []
         with self._lock:
             for key in list(self._by_content.get(segment.digest, {}).values()):
-                base = self._entries[key]
+                base = self._arriving.get(key) or self._entries[key]
                 if base.segment.token_ids == segment.token_ids:
-                    self._entries.move_to_end(key)
+                    if key in self._entries:
+                        self._entries.move_to_end(key)
                     found.append(base)
-            found += [base for base in self._arriving.values() if base.segment.token_ids == segment.token_ids]
         return found
 
     def neighbours(self, segment: Segment, count: int, least: float) -> list[Neighbour]:
@@ -233,6 +241,10 @@ class BasePool:
             return
         self._changes += 1
         self.nbytes -= base.kv.nbytes
+        self._unlist(base)
+
+    def _unlist(self, base: Base) -> None:
+        """Forget where a base was found by its content; the lock is held."""
         recipes = self._by_content[base.segment.digest]
         del recipes[base.recipe]
         if not recipes:

@@ -18,6 +18,7 @@ from kvcomm.keys import CacheKey
 from kvcomm.reuse.arriving import Coming, Filling
 from kvcomm.reuse.backend import KVBuffer
 from kvcomm.reuse.plan import Plan
+from kvcomm.reuse.policy import Reuse
 from kvcomm.reuse.select import Attended, Deviation, Leading
 from kvcomm.reuse.splice import splice
 from kvcomm.rope.view import LinearMap
@@ -171,9 +172,15 @@ def test_lost_at_any_layer_means_computed(store: GivingStore, layer: int, fault:
     assert not engine.pool._arriving or all(base.segment != lost for base in engine.pool._arriving.values())
 
 
-@pytest.mark.parametrize("policy", [Fast(learn_first=0), Balanced(learn_first=0, select=Leading(4)),
-                                    Balanced(learn_first=0, select=Attended(0.2)),
-                                    Balanced(learn_first=0, select=Deviation(0.2))], ids=str)  # fmt: skip
+POLICIES: list[Reuse] = [
+    Fast(learn_first=0),
+    Balanced(learn_first=0, select=Leading(4)),
+    Balanced(learn_first=0, dense_above=1.0, select=Attended(0.2)),
+    Balanced(learn_first=0, dense_above=1.0, select=Deviation(0.2)),
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy.select).__name__)
 def test_every_selection_gives_what_it_gives_with_bases_at_hand(store: GivingStore, policy: Any) -> None:
     def slowly(key: CacheKey, layer: int, room: Room) -> None:
         time.sleep(0.02)
@@ -220,17 +227,22 @@ def test_silence_ends_at_the_deadline(store: GivingStore, monkeypatch: pytest.Mo
     assert 0.5 <= took < 20.0
 
 
-def test_nan_on_the_way_is_not_used(store: GivingStore) -> None:
+def test_nan_on_the_way_is_not_used(store: GivingStore, caplog: pytest.LogCaptureFixture) -> None:
     engine = engine_with(store, policy=Exact())
     writer, _ = two_agents(engine)
     prompt = writer.prompt(task=TASK)
     expected = answer(engine, prompt, 3)
-    store.before = lambda key, layer, room: room[1][..., -1].fill_(torch.nan) and None  # type: ignore[method-assign]
+
+    def spoil(key: CacheKey, layer: int, room: Room) -> None:
+        room[1][..., -1].fill_(torch.nan)
+
+    store.before = spoil  # type: ignore[method-assign]
     try:
         reply = engine.generate(prompt, max_new_tokens=3, **GREEDY)
     finally:
         del store.before
     assert reply.token_ids == expected and reply.usage.exact == 0
+    assert "NaN" in caplog.text
 
 
 def test_arriving_kv_by_itself() -> None:
