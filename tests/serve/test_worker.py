@@ -166,7 +166,8 @@ def test_a_pass_ends_when_nobody_receives(prefill_engine: Engine) -> None:
 
 def test_damaged_bytes_are_not_used(tmp_path: Path, prefill_engine: Engine, expected: tuple[int, ...]) -> None:
     def damage(data: bytes, at: int) -> bytes:
-        return data[:-1] + bytes([data[-1] ^ 1]) if at > 20_000 else data
+        middle = len(data) // 2
+        return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :] if len(data) > 4000 else data
 
     with pair(tmp_path, prefill_engine) as (client, _, proxy):
         proxy.answers = damage
