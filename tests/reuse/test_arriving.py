@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,9 +25,11 @@ from kvcomm.reuse.splice import splice
 from kvcomm.rope.view import LinearMap
 from kvcomm.store.base import Deadline, Handle
 from kvcomm.store.memory import MemoryStore
+from kvcomm.transfer.remote import RemoteStore
 from kvcomm.types import SegmentKV
 from tests.hf.engines import GREEDY, answer, engine_of, two_agents
 from tests.reuse.scene import backend_of
+from tests.serve.here import cut_at, proxied
 
 TASK, DRAFT = "Sort a list of numbers without sort.", "Take the least one again and again, and put it to the end."
 Room = tuple[torch.Tensor, torch.Tensor]
@@ -280,3 +283,23 @@ def test_what_is_forgotten_on_its_way_does_not_stay(store: GivingStore) -> None:
     assert len(base.kv.keys)  # waits
     del own.before
     assert engine.pool.bases(first) == [] and len(engine.pool) == 0
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.95])
+def test_a_real_connection_cut_in_the_middle(tmp_path: Path, share: float) -> None:
+    with proxied(tmp_path) as (_, proxy):
+        kept = RemoteStore(proxy.address)
+        first = engine_of(store=kept, policy=Exact())
+        prompt = two_agents(first)[0].prompt(task=TASK * 8)
+        expected = first.generate(prompt, max_new_tokens=3, **GREEDY).token_ids
+        second = engine_of(store=kept, policy=Exact(), learn=False)
+        size = max(len(part.segment) for part in prompt.parts) * second.pool.fingerprint.bytes_per_token
+        proxy.answers = cut_at(int(share * size))
+        for client in kept._clients.values():  # so that each base comes over a connection that is cut
+            for connection in client._idle:
+                connection.wire.close()
+        reply = second.generate(prompt, max_new_tokens=3, **GREEDY)
+        assert reply.token_ids == expected
+        assert reply.usage.exact < prompt.starts[-2] + len(prompt.parts[-2].segment)
+        assert second.pool.faults >= 1  # type: ignore[attr-defined]
+        kept.close()
