@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from kvcomm.anchors.arriving import ArrivingKV
+from kvcomm.anchors.arriving import ArrivalLost, ArrivingKV
 from kvcomm.anchors.book import Observation, OffsetBook
 from kvcomm.anchors.pool import BasePool
 from kvcomm.anchors.statistics import Pair
@@ -218,11 +218,13 @@ def observe(
         base = policy.choose(pool.bases(part.part.segment))
         if part.action == "exact" or part.stop > plan.exact_until or base is None:
             continue
-        if isinstance(base.kv, ArrivingKV) and not base.kv.all_here:
-            continue  # nobody waits for it now
         if base.recipe.exact and base.recipe.preceding == plan.prompt.preceding[index]:
             continue
         pair = Pair(base.recipe.origin, base.recipe.context, part.part.label)
-        seen.append(Observation(pair, base.kv, cut(buffer, backend.spec, part.start, part.stop)))
+        try:
+            kv = base.kv.whole() if isinstance(base.kv, ArrivingKV) else base.kv
+        except ArrivalLost:
+            continue
+        seen.append(Observation(pair, kv, cut(buffer, backend.spec, part.start, part.stop)))
     book.learn(seen)
     return len(seen)

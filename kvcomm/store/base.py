@@ -196,9 +196,7 @@ class Handle(ABC):
         for layer in range(self.key.fingerprint.n_layers):
             self.layer_into(layer, out.keys[layer], out.values[layer])
 
-    def read_layers(
-        self, rooms: Sequence[tuple[torch.Tensor, torch.Tensor]], deadline: Deadline
-    ) -> Iterator[int]:
+    def read_layers(self, rooms: Sequence[tuple[torch.Tensor, torch.Tensor]], deadline: Deadline) -> Iterator[int]:
         """Copy all layers, each into its (keys, values), and give the number of each when it is there.
 
         Raises:

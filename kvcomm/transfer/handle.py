@@ -133,9 +133,7 @@ class RemoteHandle(Handle):
             self._source.ask(self._reader.lead_bytes, self.nbytes)
             self._reader.read_into(out)
 
-    def read_layers(
-        self, rooms: Sequence[tuple[torch.Tensor, torch.Tensor]], deadline: Deadline
-    ) -> Iterator[int]:
+    def read_layers(self, rooms: Sequence[tuple[torch.Tensor, torch.Tensor]], deadline: Deadline) -> Iterator[int]:
         """As Handle.read_layers: all is asked for at once, and each layer must come within a read's deadline too."""
         with self._reading(deadline):
             self._source.ask(self._reader.lead_bytes, self.nbytes)

@@ -48,8 +48,8 @@ class Given(Handle):
     def layer_into(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         self.inner.layer_into(layer, keys, values)
 
-    def read_layers(self, rooms: Sequence[Room]) -> Iterator[int]:
-        for layer in super().read_layers(rooms):
+    def read_layers(self, rooms: Sequence[Room], deadline: Deadline) -> Iterator[int]:
+        for layer in super().read_layers(rooms, deadline):
             self.before(self.key, layer, rooms[layer])
             yield layer
 
