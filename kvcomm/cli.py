@@ -7,6 +7,7 @@ import typer
 import kvcomm
 from kvcomm.check.cli import calibrate, check
 from kvcomm.serve.cli import app as anchors_app
+from kvcomm.serve.worker_cli import worker
 from kvcomm.store_cli import app as store_app
 
 app = typer.Typer(name="kvcomm", help="Reuse KV caches of text at any position.", no_args_is_help=True)
@@ -14,6 +15,7 @@ app.add_typer(store_app, name="store")
 app.add_typer(anchors_app, name="anchors")
 app.command()(calibrate)
 app.command()(check)
+app.command()(worker)
 
 
 @app.callback()

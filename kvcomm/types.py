@@ -176,6 +176,11 @@ class SegmentKV:
         return self.keys.nbytes + self.values.nbytes
 
     @property
+    def device(self) -> torch.device:
+        """Where both lie."""
+        return self.keys.device
+
+    @property
     def finite(self) -> bool:
         """Whether no number is NaN or infinite: seen in the sums, in one pass and without a mask."""
         return all(math.isfinite(float(part.sum(dtype=torch.float32))) for part in (self.keys, self.values))

@@ -113,7 +113,7 @@ class LinearPredictor:
         Args:
             factor: shrinkage, [layers - 1, 2] for keys and values.
         """
-        device = base.keys.device
+        device = base.device
         intercept = self._intercept(pair, device)
         scale = factor.to(device=device, dtype=torch.float32).contiguous()
         weights = self._rounded if device.type == "cpu" and _bfloat16_is_fast() else self._weights(device)
@@ -162,7 +162,7 @@ def _bfloat16_is_fast() -> bool:
 
 def _buckets(base: SegmentKV, known: int) -> torch.Tensor:
     """Bucket of each token; those beyond every bucket that was observed share the last."""
-    return bucket_of(torch.arange(len(base), device=base.keys.device)).clamp_max(known - 1)
+    return bucket_of(torch.arange(len(base), device=base.device)).clamp_max(known - 1)
 
 
 def _mean(sums: PairSums, of: torch.Tensor) -> torch.Tensor:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
+from kvcomm.anchors.arriving import ArrivingKV
 from kvcomm.anchors.index import Neighbour, NeighbourIndex
-from kvcomm.errors import InvalidInput
+from kvcomm.errors import InvalidInput, KVCommError
 from kvcomm.keys import CacheKey, Recipe
 from kvcomm.types import ModelFingerprint, Namespace, Segment, SegmentKV, digest_fields
 
@@ -63,6 +65,7 @@ class BasePool:
         self.evicted = 0
         self._changes = 0
         self._entries: OrderedDict[CacheKey, Base] = OrderedDict()
+        self._arriving: dict[CacheKey, Base] = {}
         self._by_content: dict[str, dict[Recipe, CacheKey]] = {}
         self._index: NeighbourIndex | None = None  # made when neighbours are first asked for
 
@@ -97,6 +100,45 @@ class BasePool:
             self._changes += 1
         return True
 
+    def expect(self, segment: Segment, recipe: Recipe, kv: ArrivingKV) -> bool:
+        """Add a base whose KV is on its way. It is found at once, and counts and stays when all of it is there.
+
+        Returns:
+            whether it was added: not where its key is held or on its way already.
+
+        Raises:
+            InvalidInput: the KV does not have the shape and dtype of the pool's fingerprint.
+        """
+        kv.check(self.fingerprint, len(segment))
+        key = CacheKey.of(self.namespace, self.fingerprint, segment, recipe)
+        base = Base(segment, recipe, kv)
+        with self._lock:
+            if self._find(key) is not None:
+                return False
+            self._arriving[key] = base
+            self._by_content.setdefault(segment.digest, {})[recipe] = key  # its rank is that of now
+        kv.at_end(lambda error: self._arrived(key, base, error))
+        return True
+
+    def _arrived(self, key: CacheKey, base: Base, error: KVCommError | None) -> None:
+        """All of a base is there, or lost. One that was dropped meanwhile is not kept."""
+        with self._lock:
+            if self._arriving.get(key) is not base:
+                return
+            del self._arriving[key]
+            kept = False
+            if error is None and isinstance(base.kv, ArrivingKV):
+                with suppress(InvalidInput):  # numbers so large that their sum is infinite
+                    kept = BasePool.put(self, base.segment, base.recipe, base.kv.filled)
+            if not kept:
+                self._unlist(base)
+
+    def _no_longer(self, key: CacheKey) -> None:
+        """Expect a base no more; who uses it already goes on. The lock is held."""
+        base = self._arriving.pop(key, None)
+        if base is not None:
+            self._unlist(base)
+
     def get(self, segment: Segment, recipe: Recipe) -> Base | None:
         """The base of exactly this content and recipe, or None. Token ids are compared, not digests alone."""
         return self._find(CacheKey.of(self.namespace, self.fingerprint, segment, recipe), segment)
@@ -106,9 +148,10 @@ class BasePool:
         found = self.parent.bases(segment) if self.parent is not None else []
         with self._lock:
             for key in list(self._by_content.get(segment.digest, {}).values()):
-                base = self._entries[key]
+                base = self._arriving.get(key) or self._entries[key]
                 if base.segment.token_ids == segment.token_ids:
-                    self._entries.move_to_end(key)
+                    if key in self._entries:
+                        self._entries.move_to_end(key)
                     found.append(base)
         return found
 
@@ -159,6 +202,9 @@ class BasePool:
             keys = {key for key in self._entries if which(key)}
             for key in keys:
                 self._remove(key)
+            for key in [key for key in self._arriving if which(key)]:
+                self._no_longer(key)
+                keys.add(key)
         return keys
 
     @property
@@ -181,9 +227,10 @@ class BasePool:
 
     def _find(self, key: CacheKey, segment: Segment | None = None) -> Base | None:
         with self._lock:
-            base = self._entries.get(key)
+            base = self._entries.get(key) or self._arriving.get(key)
             if base is not None:
-                self._entries.move_to_end(key)
+                if key in self._entries:
+                    self._entries.move_to_end(key)
                 return base if segment is None or base.segment.token_ids == segment.token_ids else None
         return self.parent._find(key, segment) if self.parent is not None else None
 
@@ -194,6 +241,10 @@ class BasePool:
             return
         self._changes += 1
         self.nbytes -= base.kv.nbytes
+        self._unlist(base)
+
+    def _unlist(self, base: Base) -> None:
+        """Forget where a base was found by its content; the lock is held."""
         recipes = self._by_content[base.segment.digest]
         del recipes[base.recipe]
         if not recipes:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 import torch
 
+from kvcomm.anchors.arriving import ArrivingKV
 from kvcomm.anchors.catalogue import Catalogue
 from kvcomm.anchors.guard import Guard
 from kvcomm.anchors.index import Neighbour
 from kvcomm.anchors.pool import MIN_INDEXED, Base, BasePool, Claim
 from kvcomm.anchors.sender import Sender
-from kvcomm.errors import AccessDenied, CorruptEntry, InvalidInput, KVCommError, StoreError
+from kvcomm.errors import AccessDenied, CorruptEntry, InvalidInput, KVCommError, StoreError, StoreUnavailable
 from kvcomm.keys import CacheKey, Recipe
 from kvcomm.store.base import Attributes, Deadline, Entry, Handle, Priority, Store, empty_kv
 from kvcomm.store.blobs import DEFAULT_DEADLINE_S
@@ -22,6 +25,10 @@ from kvcomm.types import ModelFingerprint, Namespace, Segment, SegmentKV
 
 log = logging.getLogger(__name__)
 FLUSH_S = 60.0
+AGAIN_S = 10.0
+"""What was lost on its way is not asked for again before that, so that planning again comes to an end."""
+MAX_ARRIVING = 16
+"""Bases on their way at once, each with a connection and a thread; others are waited for."""
 
 
 class StoredPool(BasePool):
@@ -60,6 +67,7 @@ class StoredPool(BasePool):
         self.guard = Guard(watched=self._meeting is not None)
         self._catalogue = Catalogue(self._gone, self.guard, frozen)
         self._sender = Sender(self._send)
+        self._lost: dict[CacheKey, float] = {}
         self._unfollow: Callable[[], None] = lambda: None
         if self._meeting is None:
             self.refresh()
@@ -105,7 +113,7 @@ class StoredPool(BasePool):
     def bases(self, segment: Segment) -> list[Base]:
         """As BasePool.bases, after fetching those of this content that only the store holds."""
         for key in self._catalogue.keys(segment.digest):
-            if key not in self._entries:
+            if key not in self._entries and key not in self._arriving:
                 self._fetch(key, segment)
         return super().bases(segment)
 
@@ -182,13 +190,17 @@ class StoredPool(BasePool):
             self._fault("keeping a base", error)
 
     def _fetch(self, key: CacheKey, segment: Segment) -> None:
-        if not self.guard.open:
+        if not self.guard.open or self._lost.get(key, 0.0) > time.monotonic():
             return
         losses = self._catalogue.losses
         try:
             deadline_s = DEFAULT_DEADLINE_S if self._meeting is None else self._terms.silence_s
             handle = self.store.get(key, deadline_s=deadline_s)
             self.guard.succeeded()
+            if handle is not None and self._let_arrive(key, segment, handle):
+                if losses != self._catalogue.losses and key not in self._catalogue:
+                    self._gone([key])
+                return
             if handle is not None:
                 with handle:
                     if handle.segment.token_ids == segment.token_ids:
@@ -201,6 +213,34 @@ class StoredPool(BasePool):
             if not isinstance(error, (CorruptEntry, InvalidInput)):
                 return
         self._catalogue.lose(key)
+
+    def _let_arrive(self, key: CacheKey, segment: Segment, handle: Handle) -> bool:
+        """Have a base come in the background, if its layers come one by one and are used in host memory."""
+        with self._lock:
+            room = len(self._arriving) < MAX_ARRIVING
+        alike = handle.segment.token_ids == segment.token_ids
+        if not (handle.arrives and room and alike and self._device.type == "cpu"):
+            return False
+        deadline = Deadline(DEFAULT_DEADLINE_S if self._meeting is None else self._terms.fetch_s)
+        kv = ArrivingKV(self.fingerprint, len(segment), deadline)
+        kv.at_end(lambda error: self._ended(key, error))
+        if self.expect(segment, key.recipe, kv):
+            threading.Thread(target=_fill, args=(handle, kv, deadline), name="arriving", daemon=True).start()
+        else:
+            handle.release()
+        return True
+
+    def _ended(self, key: CacheKey, error: KVCommError | None) -> None:
+        """A base has come, or was lost on its way."""
+        if error is None:
+            return
+        if isinstance(error, (CorruptEntry, InvalidInput)):
+            self._catalogue.lose(key)
+        now = time.monotonic()
+        with self._lock:
+            self._lost = {lost: until for lost, until in self._lost.items() if until > now}
+            self._lost[key] = now + AGAIN_S
+        self._fault("fetching a base", error)
 
     def _read(self, handle: Handle) -> SegmentKV:
         """Layer by layer where others share the store: each must come before a silence ends, all within ``fetch_s``."""
@@ -215,7 +255,8 @@ class StoredPool(BasePool):
 
     def _find(self, key: CacheKey, segment: Segment | None = None) -> Base | None:
         """As BasePool, after fetching what only the store holds."""
-        if segment is not None and key not in self._entries and key in self._catalogue:
+        held = key in self._entries or key in self._arriving
+        if segment is not None and not held and key in self._catalogue:
             self._fetch(key, segment)
         return super()._find(key, segment)
 
@@ -223,6 +264,7 @@ class StoredPool(BasePool):
         with self._lock:
             for key in keys:
                 self._remove(key)
+                self._no_longer(key)
 
     def _unclaim(self, key: CacheKey, claim: str) -> None:
         """End a claim unless the base is here, and so on its way to the store, which ends it."""
@@ -235,6 +277,19 @@ class StoredPool(BasePool):
         with self._lock:
             self.faults += 1
         log.warning("%s failed, going on without: %s", doing, error)
+
+
+def _fill(handle: Handle, kv: ArrivingKV, deadline: Deadline) -> None:
+    """Read a base, each layer before a silence ends, all before the deadline."""
+    try:
+        with handle:
+            for _ in handle.read_layers(kv.rooms, deadline):
+                kv.arrive()
+    except (StoreError, InvalidInput) as error:
+        kv.lose(error)
+    except BaseException as error:
+        kv.lose(StoreUnavailable(f"reading failed ({type(error).__name__}); compute the text"))
+        raise
 
 
 def _on(kv: SegmentKV, device: torch.device) -> SegmentKV:

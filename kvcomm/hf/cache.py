@@ -21,30 +21,38 @@ class ScatterLayer(DynamicLayer):
     """A layer whose update writes new KV at chosen positions and shows the model everything up to ``length``.
 
     Shapes: keys and values [1, n_kv_heads, length, head_dim], views of the buffer. With ``last`` the update raises
-    EndOfPass after writing.
+    EndOfPass after writing. Where KV of the buffer's layer ``number`` is on its way, the update waits for it.
     """
 
     def __init__(
         self,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        buffer: KVBuffer,
+        number: int,
+        length: int,
         positions: torch.Tensor | slice,
         before: int,
         last: bool,
         layout: Plain = PLAIN,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        here = slice(number, number + 1)
+        keys, values = buffer.keys[here, :, :length], buffer.values[here, :, :length]
         self.keys, self.values = self._keys, self._values = keys, values
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
         self.positions, self.before, self.last, self.layout = positions, before, last, layout
+        self.buffer, self.number = buffer, number
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.buffer.before_layer is not None:
+            self.buffer.before_layer(self.number)
         keys, values = self.layout.pack(key_states, value_states)
         self._keys[:, :, self.positions] = keys
         self._values[:, :, self.positions] = values
+        if self.buffer.after_layer is not None:
+            self.buffer.after_layer(self.number)
         if self.last:
             raise EndOfPass
         return self.layout.unpack(self._keys, self._values)
@@ -66,12 +74,8 @@ def scatter_cache(
     ``before`` is the first of the positions: what transformers takes for the cache's length when it makes a mask.
     ``last`` is the layer whose update ends the forward with EndOfPass, if any.
     """
-
-    def layer(n: int) -> ScatterLayer:
-        keys, values = buffer.keys[n : n + 1, :, :length], buffer.values[n : n + 1, :, :length]
-        return ScatterLayer(keys, values, positions, before, n == last, layout)
-
-    return Cache(layers=[layer(n) for n in range(buffer.keys.shape[0])])
+    layers = range(buffer.keys.shape[0])
+    return Cache(layers=[ScatterLayer(buffer, n, length, positions, before, n == last, layout) for n in layers])
 
 
 class BufferLayer(DynamicLayer):

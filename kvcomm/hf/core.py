@@ -21,6 +21,7 @@ from kvcomm.hf.reply import Prefilled
 from kvcomm.hf.support import cache_argument
 from kvcomm.hf.texts import PlainTexts
 from kvcomm.hf.turns import turn
+from kvcomm.reuse.arriving import again_if_lost
 from kvcomm.reuse.backend import KVBuffer
 from kvcomm.reuse.calibration import UNCALIBRATED, Calibration, find
 from kvcomm.reuse.cost import Costs
@@ -149,9 +150,14 @@ class Core:
         if room < 0:
             raise InvalidInput(f"room is {room}; give 0 or more tokens")
         self._check(prompt.token_ids, len(prompt) + room)
-        plan = self._plan(prompt, chosen)
-        with turn(self.model, self.backend.spec):
-            plan, buffer = prepare(self.backend, plan, chosen, self.book, room, Estimates(self.calibration, self.costs))
+        estimates = Estimates(self.calibration, self.costs)
+
+        def work() -> tuple[Plan, KVBuffer]:
+            plan = self._plan(prompt, chosen)
+            with turn(self.model, self.backend.spec):
+                return prepare(self.backend, plan, chosen, self.book, room, estimates)
+
+        plan, buffer = again_if_lost(work)
         spent = time.perf_counter() - started
         return Prefilled.of(plan, buffer, cache_argument(self.model), spent, self.backend.layout)
 

@@ -26,6 +26,7 @@ from kvcomm.hf.stopping import criteria_of
 from kvcomm.hf.template import Template, TemplatePart, check_label
 from kvcomm.hf.turns import turn
 from kvcomm.keys import Recipe
+from kvcomm.reuse.arriving import again_if_lost
 from kvcomm.reuse.backend import KVBuffer
 from kvcomm.reuse.healing import Healed, planning
 from kvcomm.reuse.plan import Plan
@@ -247,9 +248,13 @@ class Engine(Core):
         self._check(token_ids, len(token_ids))
         if self._crosses(len(token_ids)):
             return 0
-        plan = Exact().plan(prompt, self.pool, self.book)
-        with turn(self.model, self.backend.spec):
-            plan, buffer = prepare(self.backend, plan, Exact(), self.book, len(reply))
+
+        def work() -> tuple[Plan, KVBuffer]:
+            plan = Exact().plan(prompt, self.pool, self.book)
+            with turn(self.model, self.backend.spec):
+                return prepare(self.backend, plan, Exact(), self.book, len(reply))
+
+        plan, buffer = again_if_lost(work)
         self._finish(buffer, token_ids)
         return self._learn_from(plan, buffer, reply, label, planning(self.policy))
 

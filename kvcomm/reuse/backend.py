@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,7 +46,12 @@ class KVBuffer:
     Attributes:
         keys, values: [n_layers, n_kv_heads, capacity, head_dim].
         length: tokens that hold KV, from position 0.
+        before_layer: where KV is still on its way, what a pass calls with a layer's number before it uses that layer.
+        after_layer: what a pass calls once it has written all that it writes of a layer.
     """
+
+    before_layer: Callable[[int], None] | None = None
+    after_layer: Callable[[int], None] | None = None
 
     def __init__(self, spec: ModelSpec, capacity: int, memory: BufferMemory | None = None) -> None:
         f = spec.fingerprint
@@ -69,6 +74,12 @@ class KVBuffer:
     def capacity(self) -> int:
         """Tokens for which there is room."""
         return int(self.keys.shape[2])
+
+    def settle(self) -> None:
+        """Wait for what is on its way. Raises ArrivalLost (kvcomm.anchors.arriving)."""
+        if self.before_layer is not None:
+            self.before_layer(int(self.keys.shape[0]) - 1)
+            self.before_layer = None
 
     def clear(self, start: int, stop: int) -> None:
         """Write zeros to positions ``start`` to ``stop``; InvalidInput as for check_range."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
+from kvcomm.anchors.arriving import ArrivalLost, ArrivingKV
 from kvcomm.anchors.book import Observation, OffsetBook
 from kvcomm.anchors.pool import BasePool
 from kvcomm.anchors.statistics import Pair
 from kvcomm.keys import Recipe
+from kvcomm.reuse.arriving import Coming, Filling
 from kvcomm.reuse.backend import KVBuffer, ModelBackend
 from kvcomm.reuse.calibration import UNCALIBRATED, Calibration
 from kvcomm.reuse.cost import Costs
@@ -41,6 +45,9 @@ def prepare(
         the plan as it was carried out, and a buffer filled from position 0 to somewhere before the prompt's last
         token, with room for ``room`` tokens after the prompt. Whoever generates computes the rest in its first
         forward: there logits come from.
+
+    Raises:
+        ArrivalLost: a base was lost on its way; plan again (kvcomm.reuse.arriving).
     """
     by = by if by is not None else Estimates()
     costs = by.costs if isinstance(policy, Reuse) and policy.gate and plan.counts.approximate else None
@@ -49,13 +56,14 @@ def prepare(
         plan = _gated(backend, plan, policy, costs)
     buffer = backend.buffer(len(plan.prompt) + room)
     began = time.perf_counter()
-    _splice_all(buffer, backend, plan, book)
+    filling = _splice_all(buffer, backend, plan, book)
     held = [p for part in plan.parts if part.base is not None for p in range(part.start, part.stop)]
     plan = plan.spending(time.perf_counter() - began, held)
     computed = False
     if isinstance(policy, Reuse) and plan.counts.approximate:
         buffer.length = len(plan.prompt)
         plan, computed = _choose(backend, plan, policy, buffer, book, by.calibration)
+        filling.only(plan)
         if costs is not None:
             costs.selected(repr(policy), plan)
     tail = _tail_start(plan)
@@ -65,9 +73,33 @@ def prepare(
         began = time.perf_counter()
         backend.forward(buffer, [plan.prompt.token_ids[p] for p in middle], middle, logits=0)
         plan = plan.spending(time.perf_counter() - began, middle)
+    buffer.settle()
     if costs is not None and costs.rates is not None and plan.forecast is not None and plan.counts.approximate:
         costs.refine("reuse", plan.forecast, costs.clock() - started + costs.rates.step_s)
     return plan, buffer
+
+
+def complete(
+    backend: ModelBackend, plan: Plan, book: OffsetBook, leaving: Callable[[KVBuffer, int], None]
+) -> tuple[Plan, KVBuffer]:
+    """Carry out a plan of exact reuse to the prompt's end, and tell ``leaving`` each layer when all of it is there.
+
+    Args:
+        leaving: called with the buffer and 0, 1, ... once that layer of it is final, before the next one is computed.
+            What it raises ends the pass.
+
+    Raises:
+        ArrivalLost: as ``prepare``.
+    """
+    buffer = backend.buffer(len(plan.prompt))
+    _splice_all(buffer, backend, plan, book)
+    buffer.length = len(plan.prompt)
+    buffer.after_layer = partial(leaving, buffer)
+    began, computed = time.perf_counter(), plan.computed
+    backend.forward(buffer, [plan.prompt.token_ids[p] for p in computed], computed, logits=0)
+    buffer.after_layer = None
+    buffer.settle()
+    return plan.spending(time.perf_counter() - began, computed), buffer
 
 
 def _gated(backend: ModelBackend, plan: Plan, policy: Policy, costs: Costs) -> Plan:
@@ -88,6 +120,7 @@ def _choose(
     if policy.max_kl is None or not plan.counts.approximate:
         return plan, False
     began = time.perf_counter()
+    buffer.settle()  # fresh KV is compared with what was spliced
     trust = Trust(policy.max_kl, policy.confidence, calibration)
     plan = trust.run(backend, trust.probing(plan), buffer, book)
     plan = plan.spending(time.perf_counter() - began, plan.computed)
@@ -105,15 +138,26 @@ def _tail_start(plan: Plan) -> int:
     return 0 if len(plan.computed) == last + 1 else last
 
 
-def _splice_all(buffer: KVBuffer, backend: ModelBackend, plan: Plan, book: OffsetBook) -> None:
-    """Write what is held; all else is cleared, so that nobody who gets the buffer sees another request's KV."""
+def _splice_all(buffer: KVBuffer, backend: ModelBackend, plan: Plan, book: OffsetBook) -> Filling:
+    """Write what is held; all else is cleared, so that nobody who gets the buffer sees another request's KV.
+
+    What is on its way is written when a pass comes to it, or at ``buffer.settle``.
+    """
     filled = 0
+    coming = []
     for part in plan.parts:
         if part.base is not None:
             buffer.clear(filled, part.start)
-            splice(buffer, backend.spec, part.base.kv, part.start, _offset(part.pair, part.base.kv, book))
+            kv, offset = part.base.kv, _offset(part.pair, part.base.kv, book)
+            if isinstance(kv, ArrivingKV) and not kv.all_here:
+                coming.append(Coming(kv, part.start, offset))
+            else:
+                splice(buffer, backend.spec, kv, part.start, offset)
             filled = part.stop
     buffer.clear(filled, buffer.capacity)
+    filling = Filling(buffer, backend.spec, coming)
+    buffer.before_layer = filling if coming else None
+    return filling
 
 
 def _offset(pair: Pair | None, base: SegmentKV, book: OffsetBook) -> SegmentKV | LinearMap | None:
@@ -177,6 +221,10 @@ def observe(
         if base.recipe.exact and base.recipe.preceding == plan.prompt.preceding[index]:
             continue
         pair = Pair(base.recipe.origin, base.recipe.context, part.part.label)
-        seen.append(Observation(pair, base.kv, cut(buffer, backend.spec, part.start, part.stop)))
+        try:
+            kv = base.kv.whole() if isinstance(base.kv, ArrivingKV) else base.kv
+        except ArrivalLost:
+            continue
+        seen.append(Observation(pair, kv, cut(buffer, backend.spec, part.start, part.stop)))
     book.learn(seen)
     return len(seen)

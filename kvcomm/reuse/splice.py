@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from kvcomm import rope
@@ -34,8 +36,42 @@ def splice(
     Raises:
         InvalidInput: base does not fit the model, offset does not fit base, or the range does not fit the buffer.
     """
+    base.check(spec.fingerprint, len(base))
+    _splice(buffer, spec, base, start, offset, slice(None))
+
+
+def splice_layer(
+    buffer: KVBuffer, spec: ModelSpec, base: SegmentKV, layer: int, start: int, offset: SegmentKV | LinearMap | None
+) -> None:
+    """As ``splice``, of one layer alone.
+
+    Args:
+        base: that layer's, [1, n_kv_heads, T, head_dim].
+        offset: of all layers, or None.
+    """
+    rotation = spec.rope.layers[layer : layer + 1]
+    if isinstance(offset, LinearMap):
+        offset = _layer_of(offset, layer - (len(spec.rope.layers) - len(offset.weights)))
+    elif offset is not None:
+        offset = SegmentKV(offset.keys[layer : layer + 1], offset.values[layer : layer + 1])
+    _splice(buffer, replace(spec, rope=replace(spec.rope, layers=rotation)), base, start, offset,
+            slice(layer, layer + 1))  # fmt: skip
+
+
+def _layer_of(offset: LinearMap, layer: int) -> LinearMap | None:
+    """One layer of a linear map, counted from its first; None before that."""
+    if layer < 0:
+        return None
+    here = slice(layer, layer + 1)
+    factor = None if offset.factor is None else offset.factor[here]
+    return LinearMap(offset.weights[here], offset.intercept[here], offset.buckets, factor)
+
+
+def _splice(
+    buffer: KVBuffer, spec: ModelSpec, base: SegmentKV, start: int, offset: SegmentKV | LinearMap | None, layers: slice
+) -> None:
+    """``splice`` into some layers of the buffer; base, offset and the spec's rotations are of these alone."""
     length = len(base)
-    base.check(spec.fingerprint, length)
     buffer.check_range(start, start + length)
     if not length:
         return
@@ -44,8 +80,8 @@ def splice(
             f"the base is on {base.keys.device}, the request on {buffer.keys.device}; use a pool of the model's device"
         )
     positions = positions_of(start, length, base.keys.device)
-    target_k = buffer.keys[:, :, start : start + length]
-    target_v = buffer.values[:, :, start : start + length]
+    target_k = buffer.keys[layers, :, start : start + length]
+    target_v = buffer.values[layers, :, start : start + length]
     if isinstance(offset, SegmentKV) and offset.keys.shape != base.keys.shape:
         raise InvalidInput(f"offset {tuple(offset.keys.shape)} does not fit its base {tuple(base.keys.shape)}")
     if fused.handles(spec, buffer.keys.device):
@@ -73,6 +109,14 @@ def _check_map(offset: LinearMap, base: SegmentKV) -> None:
             f"a linear map of weights {tuple(offset.weights.shape)} for {tuple(offset.buckets.shape)} tokens on "
             f"{offset.weights.device} does not fit its base {tuple(base.keys.shape)} on {base.keys.device}"
         )
+
+
+def cut_layer(buffer: KVBuffer, spec: ModelSpec, layer: int, start: int, stop: int) -> SegmentKV:
+    """As ``cut``, of one layer alone, [1, n_kv_heads, T, head_dim]; what is filled is the caller's to know."""
+    here = slice(layer, layer + 1)
+    keys, values = buffer.keys[here, :, start:stop], buffer.values[here, :, start:stop]
+    only = replace(spec.rope, layers=spec.rope.layers[here])
+    return SegmentKV(rope.unrotate(keys, positions_of(start, stop - start, keys.device), only), values.clone())
 
 
 def cut(buffer: KVBuffer, spec: ModelSpec, start: int, stop: int) -> SegmentKV:

@@ -7,11 +7,11 @@ import socket
 import ssl
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from kvcomm.errors import KVCommError, Overloaded
-from kvcomm.serve.core import Core
-from kvcomm.serve.session import HELLO_S, Session
+from kvcomm.serve.session import HELLO_S
 from kvcomm.store.base import Deadline
 from kvcomm.transfer.frame import Kind
 from kvcomm.transfer.refusal import refusal
@@ -21,20 +21,40 @@ log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 512
 
 
+class Serves(Protocol):
+    """What serves one connection."""
+
+    @property
+    def leases(self) -> int:
+        """Entries that its client has pinned."""
+        ...
+
+    def run(self) -> None:
+        """Serve until the connection ends."""
+        ...
+
+    def stop(self, *, now: bool = False) -> None:
+        """End after the call that runs, or in the middle of it; from another thread."""
+        ...
+
+
 class Server:
-    """Serves listening sockets until ``stop``. The sockets are the server's from then on; the core is the caller's.
+    """Serves listening sockets until ``stop``. The sockets are the server's from then on.
+
+    Args:
+        session: makes what serves a connection.
 
     Why threads: blocking copies let go of the interpreter's lock, so bytes move as fast as on a bare socket, and the
     store's calls, which block, need no second pool. What there is at most is ``max_connections``.
     """
 
     def __init__(
-        self, core: Core, listeners: Sequence[socket.socket], *, tls: ssl.SSLContext | None = None,
-        max_connections: int = MAX_CONNECTIONS,
+        self, session: Callable[[Wire], Serves], listeners: Sequence[socket.socket], *,
+        tls: ssl.SSLContext | None = None, max_connections: int = MAX_CONNECTIONS,
     ) -> None:  # fmt: skip
-        self._core, self._listeners, self._tls = core, list(listeners), tls
+        self._session, self._listeners, self._tls = session, list(listeners), tls
         self._max = max_connections
-        self._sessions: dict[Session, threading.Thread] = {}
+        self._sessions: dict[Serves, threading.Thread] = {}
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._accepting: list[threading.Thread] = []
@@ -108,7 +128,7 @@ class Server:
 
     def _serve(self, sock: socket.socket) -> None:
         try:
-            session = Session(self._core, server_wire(sock, self._tls, Deadline(HELLO_S)))
+            session = self._session(server_wire(sock, self._tls, Deadline(HELLO_S)))
             with self._lock:
                 self._sessions[session] = threading.current_thread()
             if self._stopping.is_set():

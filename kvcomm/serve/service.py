@@ -16,6 +16,7 @@ from kvcomm.serve.drops import Drops
 from kvcomm.serve.learned import LearnedSums
 from kvcomm.serve.log import logged
 from kvcomm.serve.server import MAX_CONNECTIONS, Server
+from kvcomm.serve.session import Session
 from kvcomm.serve.status import Held, Snapshot, TierState, snapshot
 from kvcomm.serve.tally import Tally
 from kvcomm.serve.uploads import Uploads
@@ -77,7 +78,9 @@ class Service:
         )  # fmt: skip
         self.address = ", ".join(address_of(listener) for listener in listeners)
         self.healthy = False
-        self.server = Server(self.core, listeners, tls=tls, max_connections=settings.max_connections)
+        self.server = Server(
+            lambda wire: Session(self.core, wire), listeners, tls=tls, max_connections=settings.max_connections
+        )
 
     def start(self) -> None:
         """Check that the store puts and gets, then begin to accept. Raises StoreError."""

@@ -173,6 +173,8 @@ class Handle(ABC):
     encoding: str
     nbytes: int
     expires_s: float | None
+    arrives = False
+    """Whether its layers come over a connection, so that who uses the first need not wait for the last."""
 
     def entry(self) -> Entry:
         """The entry as it can be put into another tier; its KV is a copy."""
@@ -193,6 +195,18 @@ class Handle(ABC):
         out.check(self.key.fingerprint, len(self.segment))
         for layer in range(self.key.fingerprint.n_layers):
             self.layer_into(layer, out.keys[layer], out.values[layer])
+
+    def read_layers(self, rooms: Sequence[tuple[torch.Tensor, torch.Tensor]], deadline: Deadline) -> Iterator[int]:
+        """Copy all layers, each into its (keys, values), and give the number of each when it is there.
+
+        Raises:
+            as ``layer_into``, DeadlineExceeded among them; what was given before stays as it is.
+        """
+        for layer, (keys, values) in enumerate(rooms):
+            if not deadline.left():
+                raise deadline.error(f"reading {self.nbytes} bytes")
+            self.layer_into(layer, keys, values)
+            yield layer
 
     def read(self) -> SegmentKV:
         """A fresh copy in host memory; errors as for ``layer_into``."""

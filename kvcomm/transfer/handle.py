@@ -101,6 +101,8 @@ class RemoteHandle(Handle):
         on_corrupt: told when bytes failed their check, so that the service looks at its own.
     """
 
+    arrives = True
+
     def __init__(
         self, client: Client, connection: Connection, source: RemoteSource, key: CacheKey, expires_s: float | None,
         deadline_s: float, on_corrupt: OnCorrupt,
@@ -130,6 +132,15 @@ class RemoteHandle(Handle):
         with self._reading(deadline):
             self._source.ask(self._reader.lead_bytes, self.nbytes)
             self._reader.read_into(out)
+
+    def read_layers(self, rooms: Sequence[tuple[torch.Tensor, torch.Tensor]], deadline: Deadline) -> Iterator[int]:
+        """As Handle.read_layers: all is asked for at once, and each layer must come within a read's deadline too."""
+        with self._reading(deadline):
+            self._source.ask(self._reader.lead_bytes, self.nbytes)
+        for layer, (keys, values) in enumerate(rooms):
+            with self._reading(Deadline(max(min(self._deadline_s, deadline.left()), 0.001))):
+                self._reader.layer_into(layer, keys, values)
+            yield layer
 
     def release(self) -> None:
         with self._using:

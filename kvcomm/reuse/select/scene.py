@@ -17,6 +17,7 @@ class Scene:
 
     Attributes:
         plan: its parts say what is exact, approximate or new.
+        request: the request's buffer; ``buffer`` is the same, once what is on its way to it has come.
         buffer: KV at every position but the new ones, which hold nothing of use; its length is the prompt's. A
             selection may write KV of fresh passes into it.
         book: the learned offsets, for their predicted errors.
@@ -24,8 +25,13 @@ class Scene:
 
     backend: ModelBackend
     plan: Plan
-    buffer: KVBuffer
+    request: KVBuffer
     book: OffsetBook
+
+    @property
+    def buffer(self) -> KVBuffer:
+        self.request.settle()
+        return self.request
 
     @cached_property
     def approximate(self) -> tuple[int, ...]:
