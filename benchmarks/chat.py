@@ -22,7 +22,7 @@ from kvcomm import Balanced, Engine, Reply
 DOC = Path(__file__).resolve().parent.parent / "docs" / "chat.md"
 TURNS, SHOWN = 20, (1, 2, 3, 10, 11, 12, 20)
 ANSWER = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False}
-POLICY = Balanced(learn_first=0)
+POLICY = Balanced(gate=False, learn_first=0)
 TOPICS = ("tides", "lighthouses", "salt", "whales", "harbours", "maps", "storms", "ropes", "eels", "dunes")
 
 
@@ -67,7 +67,7 @@ def catalogue(model: Any, tokenizer: Any, canonical: bool) -> list[list[str]]:
     engine.chat(talk, list(CATALOGUE), **options)
     rows = []
     for change, tools in changes().items():
-        ungated = Balanced(learn_first=0, dense_above=1.0)
+        ungated = Balanced(gate=False, learn_first=0, dense_above=1.0)
         reply = engine.fork(policy=ungated).chat(talk, tools, **options)
         gated = engine.fork().chat(talk, tools, **options).plan.counts
         counts = reply.plan.counts

@@ -7,8 +7,8 @@ from statistics import median
 from typing import Any
 
 from eval.setting import Setting
-from kvcomm import Segment, Slot
-from kvcomm.reuse.policy import Balanced, Dense
+from kvcomm import Segment, Slot, System
+from kvcomm.reuse.policy import Balanced, Dense, Policy
 
 LENGTHS = (30, 60, 125, 250, 500, 1000, 1600, 2200, 3000)
 KNOWN = 0.75
@@ -18,14 +18,12 @@ GREEDY = {"do_sample": False}
 def gate(setting: Setting, lengths: Sequence[int] = LENGTHS, repeats: int = 3) -> Iterator[dict[str, Any]]:
     """A row a length: medians of the TTFT dense and gated, what the gate predicted and whether it reused.
 
-    The known text is read by another agent first. The two ways alternate; nothing is learned in between, but the costs
-    follow each call, as in use.
+    The known text is read by another agent first. The two ways alternate, each call in a session of its own: none
+    finds what another left. The costs follow each call, as in use.
     """
     engine = setting.engine(policy=Balanced(learn_first=0, gate=True))
-    first = engine.agent("first", ["Read this:\n", Slot("text"), "\nSummary:"])
-    second = engine.agent(
-        "second", ["You are asked about a text by someone else. ", Slot("text"), Slot("own"), "\nAnswer:"]
-    )
+    first = engine.agent("first", [System("Read."), Slot("text"), "\nSummary:"])
+    second = engine.agent("second", [System("Ask."), Slot("text"), Slot("own")])
     source = _tokens(setting, max(lengths))
     first.generate(text=Segment(source[-64:]), max_new_tokens=1, options=GREEDY)  # the rates are measured behind it
     for length in lengths:
@@ -33,14 +31,11 @@ def gate(setting: Setting, lengths: Sequence[int] = LENGTHS, repeats: int = 3) -
         room = length - len(known) - sum(len(fixed) for fixed in second.template.fixed)
         slots = {"text": known, "own": Segment(source[-max(room, 1) :])}
         first.study(text=known)
-        ways = {
-            "dense": engine.fork(policy=Dense(), learn=False).agents["second"],
-            "gated": engine.fork(policy=engine.policy, learn=False).agents["second"],
-        }
+        ways: dict[str, Policy] = {"dense": Dense(), "gated": engine.policy}
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(repeats):
-            for name, agent in ways.items():
-                reply = agent.generate(max_new_tokens=1, options=GREEDY, **slots)
+            for name, policy in ways.items():
+                reply = engine.fork(policy=policy).agents["second"].generate(max_new_tokens=1, options=GREEDY, **slots)
                 seconds[name].append(reply.ttft_s)
         forecast = reply.plan.forecast
         yield {

@@ -71,11 +71,12 @@ METHODS: dict[str, Method] = {
         Dense(), "KVCOMM as published (arXiv 2510.12872): entropy test, anchors' offsets", True, PaperEngine.over
     ),
     "kvcomm": Method(
-        Balanced(),
+        Balanced(gate=False),
         "captured bases, learned offsets, 8 tokens a segment of largest predicted error recomputed",
     ),
     "kvcomm-bounded": Method(
-        Balanced(max_kl=0.05), "kvcomm, and more recomputed where KL 0.05 would not be kept: Balanced(max_kl=0.05)"
+        Balanced(gate=False, max_kl=0.05),
+        "kvcomm, and more recomputed where KL 0.05 would not be kept: Balanced(max_kl=0.05)",
     ),
     "kvcomm-fast": Method(Fast(), "captured bases and learned offsets, nothing recomputed: Fast()"),
     "kvcomm-predicted": Method(

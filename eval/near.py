@@ -24,9 +24,9 @@ from kvcomm import Balanced, Dense, Segment
 
 app = typer.Typer(help="Closeness of nearly equal texts.", pretty_exceptions_enable=False)
 METHODS_HERE = {
-    "held": (False, Balanced(), "the texts themselves are held"),
-    "near": (True, Balanced(near=0.8), "edited texts are held, near=0.8"),
-    "computed": (True, Balanced(), "edited texts are held, near off: the texts are computed"),
+    "held": (False, Balanced(gate=False), "the texts themselves are held"),
+    "near": (True, Balanced(gate=False, near=0.8), "edited texts are held, near=0.8"),
+    "computed": (True, Balanced(gate=False), "edited texts are held, near off: the texts are computed"),
 }
 """By name: whether the texts that are held were edited, the policy, what it is."""
 _WORD = re.compile(r"\b[a-z]{4,}\b")

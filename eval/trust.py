@@ -44,7 +44,7 @@ SHAPE: Mapping[str, Any] = {
 
 def bounded(max_kl: float) -> dict[str, Policy]:
     """Balanced acting on its predictions, and the same without acting."""
-    return {"balanced": Balanced(max_kl=max_kl), "watched": DEPTHS["balanced"]}
+    return {"balanced": Balanced(gate=False, max_kl=max_kl), "watched": DEPTHS["balanced"]}
 
 
 def task_rows(
@@ -77,7 +77,7 @@ def example_rows(
     setting: Setting, path: Path | None, methods: Mapping[str, Policy], by: Calibration | None
 ) -> Iterator[Row]:
     """The same over the prompts of ``kvcomm check``: the shipped ones, or those of a file behind them."""
-    engine = setting.engine(policy=Balanced())
+    engine = setting.engine(policy=Balanced(gate=False))
     if by is not None:
         engine.calibration = by
     fill, measured = check_prompts.divided(check_prompts.shipped())

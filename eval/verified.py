@@ -97,9 +97,9 @@ def measure(bench: Bench, case: Case, number: int, piece: int, heal: bool) -> Ro
         ("dense", lambda: answer(session, node.name, Dense(), slots, TOKENS, dense_options)),
         (
             "verified",
-            lambda: answer(session, node.name, Verified(Balanced(), piece), slots, TOKENS),
+            lambda: answer(session, node.name, Verified(Balanced(gate=False), piece), slots, TOKENS),
         ),
-        ("balanced", lambda: answer(session, node.name, Balanced(), slots, 1)),
+        ("balanced", lambda: answer(session, node.name, Balanced(gate=False), slots, 1)),
     ]
     turn = number % len(runs)
     replies = {name: run() for name, run in runs[turn:] + runs[:turn]}
@@ -150,8 +150,8 @@ def healed(session: Engine, agent: str, slots: Mapping[str, Segment], piece: int
     """Mean KL, teacher-forced on the dense answer, and seconds of an answer, with healing and without."""
     frozen = session.fork(policy=Dense(), learn=False).agents[agent]
     policies: dict[str, Policy] = {
-        "without": Balanced(),
-        "with": Healed(Balanced(), piece),
+        "without": Balanced(gate=False),
+        "with": Healed(Balanced(gate=False), piece),
     }
     long = max(LENGTHS)
     dense = Segment(answer(session, agent, Dense(), slots, long).token_ids)

@@ -13,9 +13,9 @@ from kvcomm.reuse.select import Leading, PerSegment, PredictedError
 
 _NO_BOUND = 1e9  # judged, and never more computed
 DEPTHS = {
-    "fast": Balanced(max_kl=_NO_BOUND, dense_above=1.0, select=Leading(0)),
-    "balanced": Balanced(max_kl=_NO_BOUND, dense_above=1.0),
-    "deep": Balanced(max_kl=_NO_BOUND, dense_above=1.0, select=PerSegment(20, PredictedError())),
+    "fast": Balanced(gate=False, max_kl=_NO_BOUND, dense_above=1.0, select=Leading(0)),
+    "balanced": Balanced(gate=False, max_kl=_NO_BOUND, dense_above=1.0),
+    "deep": Balanced(gate=False, max_kl=_NO_BOUND, dense_above=1.0, select=PerSegment(20, PredictedError())),
 }
 """Policies that are judged and not bounded, from nothing recomputed to a third."""
 

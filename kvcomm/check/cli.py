@@ -87,7 +87,7 @@ def _engine(model: str) -> Any:
     from kvcomm.hf.load import load
     from kvcomm.reuse.policy import Balanced
 
-    return Engine(*load(model), policy=Balanced())
+    return Engine(*load(model), policy=Balanced(gate=False))
 
 
 def _examples(prompts: Path | None) -> Any:

@@ -17,8 +17,8 @@ BOUNDED = "balanced"
 def methods(max_kl: float) -> dict[str, Policy]:
     """What is compared: the default with a bound, without one, and the fastest. No seconds decide anything here."""
     return {
-        BOUNDED: Balanced(max_kl=max_kl),
-        "unbounded": Balanced(),
+        BOUNDED: Balanced(gate=False, max_kl=max_kl),
+        "unbounded": Balanced(gate=False),
         "fast": Fast(),
     }
 

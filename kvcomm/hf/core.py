@@ -24,7 +24,7 @@ from kvcomm.hf.turns import turn
 from kvcomm.reuse.arriving import again_if_lost
 from kvcomm.reuse.backend import KVBuffer
 from kvcomm.reuse.calibration import UNCALIBRATED, Calibration, find
-from kvcomm.reuse.cost import Costs
+from kvcomm.reuse.cost import Costs, FrozenCosts
 from kvcomm.reuse.healing import planning
 from kvcomm.reuse.plan import Plan
 from kvcomm.reuse.policy import Balanced, Dense, Exact, Policy, Reuse, check_policy
@@ -150,7 +150,7 @@ class Core:
         if room < 0:
             raise InvalidInput(f"room is {room}; give 0 or more tokens")
         self._check(prompt.token_ids, len(prompt) + room)
-        estimates = Estimates(self.calibration, self.costs)
+        estimates = Estimates(self.calibration, self.costs if self.learn else FrozenCosts(self.costs))
 
         def work() -> tuple[Plan, KVBuffer]:
             plan = self._plan(prompt, chosen)
@@ -205,7 +205,7 @@ class Core:
 
     def _took(self, plan: Plan, seconds: float) -> None:
         """Learn from the time that a prefill took that was left to the model's own generate."""
-        if self.costs.rates is not None and len(plan.computed) == len(plan.prompt):
+        if self.learn and self.costs.rates is not None and len(plan.computed) == len(plan.prompt):
             token_bytes = self.backend.spec.fingerprint.bytes_per_token
             self.costs.refine("dense", self.costs.forecast(plan, "", token_bytes), seconds)
 

@@ -123,6 +123,29 @@ class Costs:
                 self._per_segment[policy] = before + _WEIGHT * (each - before)
 
 
+class FrozenCosts(Costs):
+    """Another engine's costs as they are, which calls do not teach: so that equal calls are decided alike."""
+
+    def __init__(self, costs: Costs) -> None:
+        super().__init__(costs.rates, costs.clock)
+        self._costs = costs
+
+    def measure(self, backend: ModelBackend) -> Rates:
+        """As Costs.measure; the rates are known to the other engine from then on."""
+        self.rates = self._costs.measure(backend)
+        return self.rates
+
+    def forecast(self, plan: Plan, policy: str, token_bytes: int) -> Forecast:
+        """As Costs.forecast."""
+        return self._costs.forecast(plan, policy, token_bytes)
+
+    def refine(self, way: str, forecast: Forecast, seconds: float) -> None:
+        """Nothing is learned."""
+
+    def selected(self, policy: str, plan: Plan) -> None:
+        """Nothing is learned."""
+
+
 @torch.inference_mode()
 def _measure(backend: ModelBackend, clock: Clock) -> Rates:
     spec = backend.spec

@@ -202,11 +202,12 @@ class Balanced(Reuse):
     """The default: offsets, and where tokens and their segments are expected to be furthest off, 8 tokens a segment
     recomputed.
 
-    With ``max_kl`` what that costs in closeness is predicted before the first token, and more is computed where it
-    would be too much; with ``gate`` there is a full prefill where that is predicted to be faster. Both are off unless
-    asked for, until predictions and costs have been measured (docs/trust.md).
+    Where a full prefill is predicted to be faster there is one, unless ``gate`` is False. With ``max_kl`` what reuse
+    costs in closeness is predicted before the first token, and more is computed where it would be too much
+    (docs/trust.md).
     """
 
+    gate: bool = True
     select: Selection = _FURTHEST_OFF
 
 

@@ -12,7 +12,7 @@ from kvcomm import Balanced, Engine
 from kvcomm.reuse.prompt import Prompt
 from tests.hf.engines import engine_of, plain, two_agents
 
-FREE = Balanced(learn_first=0, dense_above=1.0)
+FREE = Balanced(gate=False, learn_first=0, dense_above=1.0)
 """Reuses from the first call on, however little."""
 WORDS = "the one day in another engine or on an hour the man ran then than there and over".split()
 

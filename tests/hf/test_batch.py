@@ -125,7 +125,7 @@ def test_each_row_has_its_own_plan() -> None:
 
 
 def test_a_batch_teaches_like_single_calls() -> None:
-    policy = Balanced(learn_first=0)
+    policy = Balanced(gate=False, learn_first=0)
     one, other = engine_of(policy=policy), engine_of(policy=policy)
     for engine in (one, other):
         prompts = prompts_of(engine)

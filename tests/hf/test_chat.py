@@ -250,7 +250,7 @@ def talk_on(engine: Engine, turns: int, **options: Any) -> list[Any]:
     return replies
 
 
-@pytest.mark.parametrize("policy", [Exact(), Balanced(), Balanced(learn_first=0)], ids=str)
+@pytest.mark.parametrize("policy", [Exact(), Balanced(gate=False), Balanced(gate=False, learn_first=0)], ids=str)
 @pytest.mark.parametrize("family", ["llama", "gemma3", "deepseek_v3"])
 def test_a_growing_conversation_costs_its_new_turn(family: str, policy: Any) -> None:
     """Each prompt after the first: all that the one before held and its answer are there, exact."""
@@ -268,7 +268,7 @@ def test_a_growing_conversation_costs_its_new_turn(family: str, policy: Any) -> 
 
 def test_a_conversation_behind_changed_tools_costs_its_new_turn_too() -> None:
     """What is approximate was settled when the tools changed: it is not corrected again at each turn."""
-    engine = engine_of(policy=Balanced(learn_first=0, dense_above=1.0))
+    engine = engine_of(policy=Balanced(gate=False, learn_first=0, dense_above=1.0))
     engine.tokenizer.chat_template = CHATML_TOOLS
     messages: list[dict[str, Any]] = [{"role": "system", "content": "You use tools."}]
     held = 0
@@ -289,7 +289,7 @@ def test_a_conversation_behind_changed_tools_costs_its_new_turn_too() -> None:
 @pytest.mark.parametrize("change", changes(FEW))
 def test_a_changed_catalogue_costs_the_changed_segment(change: str, canonical: bool) -> None:
     k = 8
-    engine = engine_of(policy=Balanced(learn_first=0, dense_above=1.0))
+    engine = engine_of(policy=Balanced(gate=False, learn_first=0, dense_above=1.0))
     engine.tokenizer.chat_template = CHATML_TOOLS
     engine.chat(TALK, list(FEW), canonical=canonical, max_new_tokens=1, **GREEDY)
     reply = engine.fork(learn=False).chat(TALK, changes(FEW)[change], canonical=canonical, max_new_tokens=1, **GREEDY)
@@ -322,7 +322,7 @@ def test_a_template_that_rewrites_says_so_in_the_plan() -> None:
 
 
 def test_a_date_in_the_template_costs_what_stands_behind_it() -> None:
-    engine = engine_of(policy=Balanced(learn_first=0, dense_above=1.0))
+    engine = engine_of(policy=Balanced(gate=False, learn_first=0, dense_above=1.0))
     engine.tokenizer.chat_template = DATED_TOOLS
     for date in ("1 May 2026", "1 May 2026", "2 May 2026"):
         reply = engine.chat(TALK, template={"date_string": date}, max_new_tokens=1, **GREEDY)

@@ -14,7 +14,7 @@ from kvcomm.reuse.splice import cut
 from tests.hf.engines import GREEDY, TOLERANCE, answer, bases, engine_of, kv_error, plain, state, two_agents
 from tests.reuse.scene import filled
 
-BALANCED = Balanced(learn_first=0)
+BALANCED = Balanced(gate=False, learn_first=0)
 OPTIONS: list[dict[str, Any]] = [
     {"do_sample": False},
     {"do_sample": True, "temperature": 0.7, "top_k": 20},
@@ -139,7 +139,7 @@ def test_a_fork_keeps_its_additions_to_itself() -> None:
 
 
 def test_namespaces_share_nothing() -> None:
-    one = engine_of(policy=Balanced(learn_first=0), namespace="one")
+    one = engine_of(policy=Balanced(gate=False, learn_first=0), namespace="one")
     other = Engine(one.model, one.tokenizer, policy=one.policy, namespace="other")
     for engine in (one, other):
         two_agents(engine)
@@ -170,7 +170,7 @@ def test_offsets_are_learned_and_used(book: type[OffsetBook]) -> None:
 
 
 def test_the_first_calls_of_a_place_are_dense_while_learning() -> None:
-    engine = engine_of(policy=Balanced(learn_first=2, dense_above=1.0))
+    engine = engine_of(policy=Balanced(gate=False, learn_first=2, dense_above=1.0))
     writer, critic = two_agents(engine)
     actions = []
     for n in range(4):
@@ -234,7 +234,7 @@ def test_the_same_segment_twice_in_one_prompt() -> None:
 
 
 def test_exact_for_one_call_serves_every_agent_that_repeats_its_prompt() -> None:
-    engine = engine_of(policy=Balanced())
+    engine = engine_of(policy=Balanced(gate=False))
     task, draft = "Sort the list of words by their length and say why. " * 3, "Use sorted with a key. " * 6
     for _ in range(2):
         writer, critic = two_agents(engine)

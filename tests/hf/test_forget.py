@@ -14,7 +14,7 @@ from kvcomm.store import DiskStore, MemoryStore, Store, TieredStore
 from kvcomm.types import Namespace
 from tests.hf.engines import GREEDY, bases, engine_of, state, two_agents
 
-POLICY = Balanced(learn_first=0)
+POLICY = Balanced(gate=False, learn_first=0)
 SECRET, OTHER = "The word is swordfish, and nobody knows it.", "Count the waves that come in."
 
 

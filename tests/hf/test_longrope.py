@@ -39,7 +39,7 @@ def test_a_prompt_beyond_the_switch_is_computed_densely(engine: Engine) -> None:
     assert state(engine) == short  # its KV is of another frame and is not kept
 
 
-@pytest.mark.parametrize("policy", [Exact(), Fast(learn_first=0), Balanced(learn_first=0)])
+@pytest.mark.parametrize("policy", [Exact(), Fast(learn_first=0), Balanced(gate=False, learn_first=0)])
 def test_an_answer_that_crosses_the_switch(engine: Engine, policy: Any) -> None:
     """The answer is the model's own, the prompt's KV is kept, the answer's, of two frames, is not."""
     text = text_of(engine, SWITCH_LENGTH - 3)

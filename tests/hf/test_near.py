@@ -53,7 +53,7 @@ def test_near_off_computes_the_text() -> None:
 
 def test_texts_that_are_always_near_do_not_keep_a_place_learning() -> None:
     """Such a text shows no offset when it is computed densely, so nothing waits for it."""
-    engine = engine_of(policy=Balanced(near=0.8, dense_above=1.0))
+    engine = engine_of(policy=Balanced(gate=False, near=0.8, dense_above=1.0))
     writer, _ = two_agents(engine)
     whys = []
     for number in range(5):

@@ -30,7 +30,7 @@ TASKS = [f"Count to {n + 7} and say what comes after it." for n in range(5)]
 
 def taught(family: str = "llama") -> Engine:
     """An engine that has learned offsets and then is frozen; half of its calls reuse approximately."""
-    engine = engine_of(family, policy=Balanced(learn_first=0, dense_above=1.0))
+    engine = engine_of(family, policy=Balanced(gate=False, learn_first=0, dense_above=1.0))
     writer, critic = two_agents(engine)
     for task in TASKS[:3]:
         writer.study(task=task)
@@ -92,7 +92,7 @@ def test_sixteen_threads_get_the_tokens_of_one_and_leave_no_memory() -> None:
 
 def test_threads_that_learn_leave_pool_and_sums_whole(caplog: pytest.LogCaptureFixture) -> None:
     """The pool is small, so that threads evict what others look up."""
-    engine = engine_of(policy=Balanced(learn_first=1, dense_above=1.0))
+    engine = engine_of(policy=Balanced(gate=False, learn_first=1, dense_above=1.0))
     engine.pool = BasePool(engine.namespace, engine.pool.fingerprint, max_bytes=400_000)
     two_agents(engine)
     in_threads(lambda t: [call(engine, t + n) for n in range(6)])

@@ -27,7 +27,7 @@ OUTSIDE = Segment((5, 128))
 @pytest.fixture
 def engine() -> Engine:
     """An engine that has learned something."""
-    made = engine_of(policy=Balanced(learn_first=0))
+    made = engine_of(policy=Balanced(gate=False, learn_first=0))
     writer, critic = two_agents(made)
     for n in range(3):
         writer.study(task=f"Task {n}")

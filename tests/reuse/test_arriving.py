@@ -177,9 +177,9 @@ def test_lost_at_any_layer_means_computed(store: GivingStore, layer: int, fault:
 
 POLICIES: list[Reuse] = [
     Fast(learn_first=0),
-    Balanced(learn_first=0, select=Leading(4)),
-    Balanced(learn_first=0, dense_above=1.0, select=Attended(0.2)),
-    Balanced(learn_first=0, dense_above=1.0, select=Deviation(0.2)),
+    Balanced(gate=False, learn_first=0, select=Leading(4)),
+    Balanced(gate=False, learn_first=0, dense_above=1.0, select=Attended(0.2)),
+    Balanced(gate=False, learn_first=0, dense_above=1.0, select=Deviation(0.2)),
 ]
 
 

@@ -96,7 +96,7 @@ def test_real_calls_correct_the_rates() -> None:
 
 @pytest.mark.parametrize("rates, dense", [(SLOW_PREFILL, False), (SLOW_REUSE, True)], ids=["reuse", "dense"])
 def test_the_gate_decides_and_says_so(rates: Rates, dense: bool) -> None:
-    policy = Balanced(learn_first=0, max_kl=None, dense_above=1.0, gate=True)
+    policy = Balanced(learn_first=0, dense_above=1.0)
     engine = engine_of(policy=policy, costs=Costs(rates))
     writer, critic = two_agents(engine)
     task = "a long text that both of them are given to read, which is why it is reused"
@@ -113,8 +113,24 @@ def test_the_gate_decides_and_says_so(rates: Rates, dense: bool) -> None:
 
 
 def test_without_the_field_no_clock_decides() -> None:
-    engine = engine_of(policy=Balanced(learn_first=0, dense_above=1.0), costs=Costs(SLOW_REUSE))
+    engine = engine_of(policy=Balanced(gate=False, learn_first=0, dense_above=1.0), costs=Costs(SLOW_REUSE))
     writer, critic = two_agents(engine)
     draft = writer.generate(task="a text for both", max_new_tokens=8, options=GREEDY)
     reply = critic.generate(task="a text for both", draft=draft, max_new_tokens=2, options=GREEDY)
     assert reply.plan.forecast is None and reply.usage.approximate > 0
+
+
+def test_where_nothing_is_learned_calls_teach_no_costs() -> None:
+    engine = engine_of(policy=Balanced(learn_first=0, dense_above=1.0), costs=Costs(SLOW_PREFILL))
+    writer, _ = two_agents(engine)
+    task = "a long text that both of them are given to read, which is why it is reused"
+    draft = writer.generate(task=task, max_new_tokens=8, options=GREEDY)
+    frozen = engine.fork(learn=False)
+    before = dict(engine.costs.factors), dict(engine.costs.calls)
+    forecasts = []
+    for _ in range(2):
+        reply = frozen.agents["critic"].generate(task=task, draft=draft, max_new_tokens=2, options=GREEDY)
+        assert reply.usage.approximate > 0
+        forecasts.append(reply.plan.forecast)
+    assert forecasts[0] == forecasts[1] is not None
+    assert (dict(engine.costs.factors), dict(engine.costs.calls)) == before
