@@ -20,7 +20,7 @@ from eval.progress import stderr_console
 from eval.setting import Setting
 from eval.tasks import make_task
 from eval.trial import Trial
-from eval.trust_figures import figures, print_figures
+from eval.trust_figures import WATCHED, figures, print_figures
 from kvcomm import Segment
 from kvcomm.check import prompts as check_prompts
 from kvcomm.check.calibrating import DEPTHS
@@ -43,8 +43,8 @@ SHAPE: Mapping[str, Any] = {
 
 
 def bounded(max_kl: float) -> dict[str, Policy]:
-    """Balanced acting on its predictions, and the same without acting."""
-    return {"balanced": Balanced(gate=False, max_kl=max_kl), "watched": DEPTHS["balanced"]}
+    """Balanced acting on its predictions, and three depths of recompute that are predicted and do not act."""
+    return {"balanced": Balanced(gate=False, max_kl=max_kl)} | {WATCHED + depth: by for depth, by in DEPTHS.items()}
 
 
 def task_rows(
@@ -161,7 +161,9 @@ def trust(
     }
     write_json(out, result)
     finished.clear()
-    points = [(row["predicted"], row["kl"]) for row in rows if row["method"] == "watched" and row.get("predicted")]
+    points = [
+        (row["predicted"], row["kl"]) for row in rows if row["method"].startswith(WATCHED) and row.get("predicted")
+    ]
     out.with_suffix(".svg").write_text(as_svg(points, max_kl), encoding="utf-8")
     print_figures(result["figures"])
     print_gate(gates)

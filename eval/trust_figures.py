@@ -9,6 +9,8 @@ from typing import Any
 from kvcomm.check.plot import rank_correlation
 
 Row = Mapping[str, Any]
+WATCHED = "watched "
+"""How the names of methods begin that predict and do not act."""
 
 
 def correlation(rows: Sequence[Row]) -> float | None:
@@ -37,14 +39,17 @@ def summary(rows: Sequence[Row], max_kl: float) -> dict[str, Any]:
 def figures(rows: Sequence[Row], hard: Sequence[Row], gates: Sequence[Row], max_kl: float) -> dict[str, Any]:
     """Everything that is promised of trust, in numbers.
 
-    ``balanced`` acts on its predictions; ``watched`` predicts and does not act, so that its predictions can be held
-    against what then comes of them. ``unnoticed`` counts adversarial prompts above four times the bound whose
-    prediction had kept it.
+    ``balanced`` acts on its predictions. The ``watched`` predict and do not act, so that their predictions can be held
+    against what then comes of them: together, from nothing recomputed to a third, and each depth alone. That is
+    harder, since luck with an answer's few uncertain tokens weighs more there. ``unnoticed`` counts adversarial prompts
+    above four times the bound whose prediction had kept it.
     """
     found: dict[str, Any] = {}
     for name, some in (("prompts", rows), ("adversarial", hard)):
-        for method in ("balanced", "watched"):
-            mine = [row for row in some if row["method"] == method]
+        groups = {"watched": [row for row in some if row["method"].startswith(WATCHED)]}
+        for row in some:
+            groups.setdefault(row["method"], []).append(row)
+        for method, mine in filter(lambda group: group[1], groups.items()):
             by_kind = {kind: summary([r for r in mine if r["kind"] == kind], max_kl) for kind in _kinds(mine)}
             found[f"{name}, {method}"] = {**summary(mine, max_kl), "by_kind": by_kind}
     acted = [row for row in hard if row["method"] == "balanced"]
