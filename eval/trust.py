@@ -37,7 +37,7 @@ app = typer.Typer(help="Predicted against measured closeness; the cost gate.", p
 Row = dict[str, Any]
 SHIPPED = Path("kvcomm/reuse/calibrations/smollm2-135m-instruct.json")
 SHAPE: Mapping[str, Any] = {
-    "topology": "full", "agents": 4, "prompt_tokens": 500, "answer_tokens": 24, "repeats": 1, "fill_by": "prefill",
+    "topology": "full", "agents": 4, "prompt_tokens": 500, "answer_tokens": 48, "repeats": 1, "fill_by": "prefill",
     "fill_prompts": 5,
 }  # fmt: skip
 
@@ -122,7 +122,7 @@ def trust(
     """
     setting = Setting.load(model)
     seen = {"shape": dict(SHAPE), "fit_prompts": fit_prompts, "prompts": prompts, "max_kl": max_kl, "lengths": lengths,
-            "adversarial": digest_fields(adversarial.read_bytes())}  # fmt: skip
+            "adversarial": digest_fields(adversarial.read_bytes()), "policies": repr(bounded(max_kl))}  # fmt: skip
     finished = Finished(out.with_suffix(".parts.jsonl"), {**seen, **setting.describe()})
     with Progress(console=stderr_console()) as progress:
 
