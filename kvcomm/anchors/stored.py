@@ -110,6 +110,24 @@ class StoredPool(BasePool):
         """Follow the store no more; the pool goes on with what it holds."""
         self._unfollow()
 
+    def look_up(self, segments: Sequence[Segment]) -> None:
+        """As BasePool.look_up: one round trip for what several nodes' store may have evicted, which is not told of."""
+        if self._meeting is None or not self.guard.open:
+            return
+        listed = [key for segment in segments for key in self._catalogue.keys(segment.digest)]
+        keys = [key for key in dict.fromkeys(listed) if key not in self._entries and key not in self._arriving]
+        if len(keys) < 2:  # one is fetched, or missed, in a round trip itself
+            return
+        try:
+            held = self.store.contains_many(keys, deadline_s=self._terms.silence_s)
+            self.guard.succeeded()
+        except StoreError as error:
+            self._fault("looking bases up", error)
+            return
+        for key, there in zip(keys, held, strict=True):
+            if not there:
+                self._catalogue.lose(key)
+
     def bases(self, segment: Segment) -> list[Base]:
         """As BasePool.bases, after fetching those of this content that only the store holds."""
         for key in self._catalogue.keys(segment.digest):

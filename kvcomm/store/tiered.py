@@ -121,6 +121,20 @@ class TieredStore(Store):
         self._check_open()
         return any(self._each(lambda tier: tier.contains(key, deadline_s=deadline_s), until=True))
 
+    def contains_many(self, keys: Sequence[CacheKey], *, deadline_s: float = DEFAULT_DEADLINE_S) -> list[bool]:
+        self._check_open()
+        deadline, missing = Deadline(deadline_s), dict.fromkeys(keys)
+
+        def ask(tier: Store) -> bool:
+            asked = list(missing)
+            for key, there in zip(asked, tier.contains_many(asked, deadline_s=left(deadline)), strict=True):
+                if there:
+                    del missing[key]
+            return not missing
+
+        self._each(ask, until=True)
+        return [key not in missing for key in keys]
+
     def delete(self, key: CacheKey, *, deadline_s: float = DEFAULT_DEADLINE_S) -> bool:
         self._check_open()
         with self._gate.alone(Deadline(deadline_s)):

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from eval.models import load
-from kvcomm import Engine, Exact, Slot
+from kvcomm import Engine, Exact, Fast, Slot
 from kvcomm.anchors.pool import Claim
 from kvcomm.closeness import kl_divergence
 from kvcomm.store.coordinator import Terms
@@ -29,7 +29,10 @@ from tests.hf.engines import GREEDY
 from tests.serve.process import ServiceProcess
 
 PARTS = ["You write code. Task: ", Slot("task"), "\nPlan: ", Slot("plan"), "\nWrite:"]
-PLAN = "Walk once through the list, keep the largest numbers seen so far, and say what it costs."
+PLAN = (
+    "Walk once through the list, keep the largest numbers seen so far in a small heap, replace the smallest of them "
+    "whenever a larger one comes, and say at the end what all of this costs in time and in memory."
+)
 TASKS = [f"Find the {n} largest numbers of a list in one pass." for n in ("two", "three", "four", "five")]
 MISSED = "Explain how a hash table grows, what that costs, and when it is better to use a balanced tree instead."
 
@@ -140,7 +143,7 @@ class Subject:
         prompt = self.agent.prompt(task=task, plan=PLAN)
         with torch.inference_mode():
             dense = self._model(torch.tensor([prompt.token_ids])).logits[0, -1:]
-            prefilled = self.engine.prefill(prompt)
+            prefilled = self.engine.prefill(prompt, policy=Fast())
             found = self._model.generate(
                 **prefilled.generate_kwargs(), max_new_tokens=1, do_sample=False, output_logits=True,
                 return_dict_in_generate=True,
