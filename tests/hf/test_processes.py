@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from eval.models import load
 from kvcomm import Engine, Exact, Fast, Slot
@@ -34,7 +35,8 @@ PLAN = (
     "whenever a larger one comes, and say at the end what all of this costs in time and in memory."
 )
 TASKS = [f"Find the {n} largest numbers of a list in one pass." for n in ("two", "three", "four", "five")]
-MISSED = "Explain how a hash table grows, what that costs, and when it is better to use a balanced tree instead."
+MISSED = "Explain how a hash table grows, what that costs, and when it is better to use a balanced tree instead. " * 4
+"""Longer than the plan: a call claims its longest text."""
 
 
 class Node:
@@ -90,13 +92,17 @@ def test_what_one_process_learned_and_computed_serves_the_other(tmp_path: Path) 
     with cluster(tmp_path) as (saw, fresh, metrics):
         saw.tell("join", "60").hear()
         learned = saw.tell("learn", *TASKS[:3]).hear()
-        seen = saw.tell("answer", TASKS[3]).hear()
+        seen = saw.tell("answer", TASKS[3], str(tmp_path / "seen")).hear()
         joined = fresh.tell("join", "10").hear()  # only now: it has seen no call
-        found = fresh.tell("answer", TASKS[3]).hear()
+        found = fresh.tell("answer", TASKS[3], str(tmp_path / "found")).hear()
         assert joined["statistics"] == learned["statistics"]  # to the bit: fetched, not learned
         assert found["approximate"] == seen["approximate"] > 0
         assert found["hits"] > 0
-        assert found["offset"] == seen["offset"]  # to the bit
+        assert (found["base"], found["gain"]) == (seen["base"], seen["gain"])  # to the bit
+        offsets = [load_file(tmp_path / name) for name in ("found", "seen")]
+        for name in ("keys", "values"):
+            assert offsets[1][name].abs().max() > 0.01
+            torch.testing.assert_close(offsets[0][name], offsets[1][name], rtol=0, atol=1e-4)
         assert found["kl"] == pytest.approx(seen["kl"], rel=1e-3, abs=1e-6)
         assert found["kl"] < 1.0
 
@@ -138,7 +144,7 @@ class Subject:
         self.engine.book.solve()
         return {"statistics": self.engine.book.statistics.digest()}
 
-    def answer(self, task: str) -> dict[str, Any]:
+    def answer(self, task: str, path: str) -> dict[str, Any]:
         """Reuse the plan behind a task never seen: closeness of the first token, and the offset that was added."""
         prompt = self.agent.prompt(task=task, plan=PLAN)
         with torch.inference_mode():
@@ -152,11 +158,14 @@ class Subject:
         assert part.base is not None and part.pair is not None
         offset = self.engine.book.estimate(part.pair, part.base.kv)
         assert offset is not None
+        save_file({"keys": offset.keys, "values": offset.values}, path)
+        gain = self.engine.book.gains[part.pair]
         return {
             "approximate": prefilled.plan.counts.approximate,
             "hits": self.store.stats(self.engine.namespace).counters.get("hits", 0),
             "kl": float(kl_divergence(dense, found.logits[0]).mean()),
-            "offset": hashlib.sha256(offset.keys.numpy().tobytes() + offset.values.numpy().tobytes()).hexdigest(),
+            "base": hashlib.sha256(part.base.kv.keys.numpy().tobytes() + part.base.kv.values.numpy().tobytes()).hexdigest(),
+            "gain": [getattr(gain, name).sum().item() for name in ("agreement", "predicted", "observed")],
         }  # fmt: skip
 
     def claim(self, task: str, *how: str) -> dict[str, Any]:
