@@ -156,7 +156,8 @@ class Subject:
             )  # fmt: skip
         part = next(part for part in prefilled.plan.parts if part.part.label == "writer/plan")
         assert part.base is not None and part.pair is not None
-        offset = self.engine.book.estimate(part.pair, part.base.kv)
+        base = part.base.kv
+        offset = self.engine.book.estimate(part.pair, base)
         assert offset is not None
         save_file({"keys": offset.keys, "values": offset.values}, path)
         gain = self.engine.book.gains[part.pair]
@@ -164,7 +165,7 @@ class Subject:
             "approximate": prefilled.plan.counts.approximate,
             "hits": self.store.stats(self.engine.namespace).counters.get("hits", 0),
             "kl": float(kl_divergence(dense, found.logits[0]).mean()),
-            "base": hashlib.sha256(part.base.kv.keys.numpy().tobytes() + part.base.kv.values.numpy().tobytes()).hexdigest(),
+            "base": hashlib.sha256(base.keys.numpy().tobytes() + base.values.numpy().tobytes()).hexdigest(),
             "gain": [getattr(gain, name).sum().item() for name in ("agreement", "predicted", "observed")],
         }  # fmt: skip
 
