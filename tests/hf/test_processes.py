@@ -88,6 +88,7 @@ def claims_answered(metrics: str) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_what_one_process_learned_and_computed_serves_the_other(tmp_path: Path) -> None:
     with cluster(tmp_path) as (saw, fresh, metrics):
         saw.tell("join", "60").hear()
