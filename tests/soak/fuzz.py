@@ -148,7 +148,8 @@ def targets() -> Iterator[dict[str, Target]]:
         messages = [
             b"k" + key_text(key).encode(), b"f" + fingerprint_text(key.fingerprint).encode(), b"l" + listed,
             b"c" + b"".join(change_lines(news)), b"n" + b"".join(nearby_pages([Nearby(entry.segment, 0.5, (key,))])),
-            b"m" + b"".join(page for _, page in look_ups([key, key])), b"r" + str(refusal(InvalidInput("x"))).replace("'", '"').encode(),
+            b"m" + b"".join(page for _, page in look_ups([key, key])),
+            b"r" + str(refusal(InvalidInput("x"))).replace("'", '"').encode(),
         ]  # fmt: skip
         requests = [
             pack(Kind.REQUEST, 7, {"call": "open", "key": key_text(key), "lease_ms": 5}, deadline_ms=9),
