@@ -139,6 +139,9 @@ class BasePool:
         if base is not None:
             self._unlist(base)
 
+    def look_up(self, segments: Sequence[Segment]) -> None:
+        """Before a prompt of these texts is planned: learn at once which of them are still held; here that is known."""
+
     def get(self, segment: Segment, recipe: Recipe) -> Base | None:
         """The base of exactly this content and recipe, or None. Token ids are compared, not digests alone."""
         return self._find(CacheKey.of(self.namespace, self.fingerprint, segment, recipe), segment)

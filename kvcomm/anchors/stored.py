@@ -15,16 +15,18 @@ from kvcomm.anchors.catalogue import Catalogue
 from kvcomm.anchors.guard import Guard
 from kvcomm.anchors.index import Neighbour
 from kvcomm.anchors.pool import MIN_INDEXED, Base, BasePool, Claim
-from kvcomm.anchors.sender import Sender
 from kvcomm.errors import AccessDenied, CorruptEntry, InvalidInput, KVCommError, StoreError, StoreUnavailable
 from kvcomm.keys import CacheKey, Recipe
 from kvcomm.store.base import Attributes, Deadline, Entry, Handle, Priority, Store, empty_kv
+from kvcomm.store.behind import WriteBehind
 from kvcomm.store.blobs import DEFAULT_DEADLINE_S
 from kvcomm.store.coordinator import DEFAULT_TERMS
 from kvcomm.types import ModelFingerprint, Namespace, Segment, SegmentKV
 
 log = logging.getLogger(__name__)
 FLUSH_S = 60.0
+MAX_UNSENT_BYTES = 1 << 30
+"""Of KV that waits to be put; the tensors are the pool's, not copies."""
 AGAIN_S = 10.0
 """What was lost on its way is not asked for again before that, so that planning again comes to an end."""
 MAX_ARRIVING = 16
@@ -66,7 +68,7 @@ class StoredPool(BasePool):
         self._claims = self._meeting is not None
         self.guard = Guard(watched=self._meeting is not None)
         self._catalogue = Catalogue(self._gone, self.guard, frozen)
-        self._sender = Sender(self._send)
+        self._sender = WriteBehind(self._send, MAX_UNSENT_BYTES, "sender")
         self._lost: dict[CacheKey, float] = {}
         self._unfollow: Callable[[], None] = lambda: None
         if self._meeting is None:
@@ -97,8 +99,8 @@ class StoredPool(BasePool):
             key = CacheKey.of(self.namespace, self.fingerprint, segment, recipe)
             entry = Entry(segment, kv, Attributes(_priority(recipe)))
             if self._meeting is None:
-                self._send(key, entry)
-            elif not self._sender.add(key, entry):
+                self._send((key, entry))
+            elif not self._sender.add((key, entry), kv.nbytes):
                 self._fault("keeping a base", StoreError(f"no room for {kv.nbytes} bytes more that wait to be put"))
         return added
 
@@ -109,6 +111,24 @@ class StoredPool(BasePool):
     def close(self) -> None:
         """Follow the store no more; the pool goes on with what it holds."""
         self._unfollow()
+
+    def look_up(self, segments: Sequence[Segment]) -> None:
+        """As BasePool.look_up: one round trip for what several nodes' store may have evicted, which is not told of."""
+        if self._meeting is None or not self.guard.open:
+            return
+        listed = [key for segment in segments for key in self._catalogue.keys(segment.digest)]
+        keys = [key for key in dict.fromkeys(listed) if key not in self._entries and key not in self._arriving]
+        if len(keys) < 2:  # one is fetched, or missed, in a round trip itself
+            return
+        try:
+            held = self.store.contains_many(keys, deadline_s=self._terms.silence_s)
+            self.guard.succeeded()
+        except StoreError as error:
+            self._fault("looking bases up", error)
+            return
+        for key, there in zip(keys, held, strict=True):
+            if not there:
+                self._catalogue.lose(key)
 
     def bases(self, segment: Segment) -> list[Base]:
         """As BasePool.bases, after fetching those of this content that only the store holds."""
@@ -177,7 +197,8 @@ class StoredPool(BasePool):
             self._catalogue.lose(key)
         return len(stored | here)
 
-    def _send(self, key: CacheKey, entry: Entry) -> None:
+    def _send(self, put: tuple[CacheKey, Entry]) -> None:
+        key, entry = put
         if not self.guard.open:
             self._fault("keeping a base", StoreError("the store is silent"))
             return

@@ -171,6 +171,8 @@ class Core:
             return Dense("the prompt is beyond the length at which LongRoPE changes its frequencies").plan(
                 prompt, self.pool, self.book
             )
+        if not isinstance(policy, Dense):
+            self.pool.look_up([part.segment for part in prompt.parts])
         plan = policy.plan(prompt, self.pool, self.book)
         if self._teaches and isinstance(policy, Reuse) and plan.counts.approximate:
             teachers = [

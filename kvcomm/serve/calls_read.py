@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from kvcomm.errors import CorruptEntry
+from kvcomm.errors import CorruptEntry, InvalidInput
 from kvcomm.serve.call import Call
 from kvcomm.serve.value import Value
 from kvcomm.store.base import MAX_LEASE_S
 from kvcomm.transfer.frame import Kind, pack
-from kvcomm.transfer.names import MAX_NBYTES, left_ms, listing_lines
+from kvcomm.transfer.names import MAX_LOOK_UP_BYTES, MAX_NBYTES, left_ms, listing_lines, read_look_up
 
 _LEASE_MS = int(MAX_LEASE_S * 1000)
 
@@ -79,6 +79,18 @@ def contains(call: Call) -> None:
     call.no_payload()
     with call.core.admission.slot():
         call.answer({"found": call.core.store.contains(key, deadline_s=call.left_s())})
+
+
+def contains_many(call: Call) -> None:
+    """Which of up to 256 keys are held, by their places in the payload."""
+    call.asked.end()
+    nbytes = call.preamble.payload_bytes
+    if nbytes > MAX_LOOK_UP_BYTES:
+        raise InvalidInput(f"a look-up of {nbytes} bytes exceeds {MAX_LOOK_UP_BYTES}; ask for fewer keys at once")
+    keys = read_look_up(call.payload(), call.namespace)
+    with call.core.admission.slot():
+        held = call.core.store.contains_many(keys, deadline_s=call.left_s())
+    call.answer({"found": [place for place, there in enumerate(held) if there]})
 
 
 def entries(call: Call) -> None:

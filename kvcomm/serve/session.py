@@ -40,6 +40,7 @@ CALLS: dict[str, _Known] = {
     "release": _Known("read", calls_read.release),
     "suspect": _Known("read", calls_read.suspect),
     "contains": _Known("read", calls_read.contains),
+    "contains_many": _Known("read", calls_read.contains_many),
     "entries": _Known("read", calls_read.entries),
     "stats": _Known("read", calls_read.stats),
     "blob_read": _Known("read", calls_read.blob_read),

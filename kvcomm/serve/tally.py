@@ -13,10 +13,10 @@ TIERS = ("memory", "disk", "peer")
 LOOK_UP = "open"
 OPERATIONS = frozenset(
     (
-        LOOK_UP, "read", "release", "suspect", "contains", "entries", "stats", "watch", "health", "put", "begin",
-        "part", "commit", "abort", "delete", "delete_group", "delete_namespace", "touch", "flush", "claim", "unclaim",
-        "blob_read", "blob_write", "blob_delete", "blob_names", "nearest", "sums_open", "sums_put", "sums_others",
-        "sums_forget", "sums_retire", "follow",
+        LOOK_UP, "read", "release", "suspect", "contains", "contains_many", "entries", "stats", "watch", "health",
+        "put", "begin", "part", "commit", "abort", "delete", "delete_group", "delete_namespace", "touch", "flush",
+        "claim", "unclaim", "blob_read", "blob_write", "blob_delete", "blob_names", "nearest", "sums_open",
+        "sums_put", "sums_others", "sums_forget", "sums_retire", "follow",
     )
 )  # fmt: skip
 REASONS = frozenset(

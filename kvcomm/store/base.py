@@ -266,6 +266,15 @@ class Store(ABC):
     def contains(self, key: CacheKey, *, deadline_s: float = DEFAULT_DEADLINE_S) -> bool:
         """Whether ``get`` would most likely hit; counts and renews nothing."""
 
+    def contains_many(self, keys: Sequence[CacheKey], *, deadline_s: float = DEFAULT_DEADLINE_S) -> list[bool]:
+        """``contains`` of each key, of any namespaces; a store that is far away is asked for many at once.
+
+        Raises:
+            StoreUnavailable: one of them could not be answered.
+        """
+        deadline = Deadline(deadline_s)
+        return [self.contains(key, deadline_s=max(deadline.left(), 0.001)) for key in keys]
+
     @abstractmethod
     def delete(self, key: CacheKey, *, deadline_s: float = DEFAULT_DEADLINE_S) -> bool:
         """Forget the entry, pinned or not; True if it was there. Open handles on disk may go on reading."""

@@ -131,6 +131,17 @@ class StoreContract:
         assert not store.delete(key)
         assert not store.touch(key)
 
+    def test_many_are_looked_up_in_their_order(self, store: Store) -> None:
+        """Of both namespaces, named twice, held or not; more than a service is asked for at once."""
+        keys = [sample(n)[0] for n in range(300)]
+        for number in (0, 7, 255, 256, 299):
+            store.put(*sample(number))
+        store.put(*sample(3, namespace=TWO))
+        asked = [keys[3], sample(3, namespace=TWO)[0], *keys, keys[7]]
+        assert store.contains_many(asked) == [store.contains(key) for key in asked]
+        assert sum(store.contains_many(asked)) == 7
+        assert store.contains_many([]) == []
+
     def test_first_put_wins_and_second_says_so(self, store: Store) -> None:
         key, entry = sample(0)
         assert store.put(key, entry).stored

@@ -63,7 +63,7 @@ class TieredStore(Store):
         self._hits = HitCounter(promotion or Promotion())
         self._on_drop = tuple(on_drop)
         self._gate, self._flights, self._tally = Gate(), SingleFlight(), Tally()
-        self._behind = WriteBehind(self._write_behind, max_behind_bytes)
+        self._behind = WriteBehind(self._write_behind, max_behind_bytes, "kvcomm-write-behind")
         self._closed = False
         for place, tier in enumerate(self.tiers[:-1]):
             if isinstance(tier, MemoryStore):
@@ -120,6 +120,20 @@ class TieredStore(Store):
     def contains(self, key: CacheKey, *, deadline_s: float = DEFAULT_DEADLINE_S) -> bool:
         self._check_open()
         return any(self._each(lambda tier: tier.contains(key, deadline_s=deadline_s), until=True))
+
+    def contains_many(self, keys: Sequence[CacheKey], *, deadline_s: float = DEFAULT_DEADLINE_S) -> list[bool]:
+        self._check_open()
+        deadline, missing = Deadline(deadline_s), dict.fromkeys(keys)
+
+        def ask(tier: Store) -> bool:
+            asked = list(missing)
+            for key, there in zip(asked, tier.contains_many(asked, deadline_s=left(deadline)), strict=True):
+                if there:
+                    del missing[key]
+            return not missing
+
+        self._each(ask, until=True)
+        return [key not in missing for key in keys]
 
     def delete(self, key: CacheKey, *, deadline_s: float = DEFAULT_DEADLINE_S) -> bool:
         self._check_open()
@@ -207,7 +221,7 @@ class TieredStore(Store):
         if best is None:
             raise fault or StoreUnavailable(f"the placement chose no tier for {key}; choose at least one")
         self._tally.add(key.namespace.name, "puts")
-        if places.later and not self._behind.add(key, places.later, entry.kv.nbytes):
+        if places.later and not self._behind.add((key, places.later), entry.kv.nbytes):
             self._copy_down(key, places.later, deadline)
         return Receipt(True, best.durable, best.nbytes)
 
@@ -270,8 +284,8 @@ class TieredStore(Store):
 
         return demote
 
-    def _write_behind(self, key: CacheKey, places: tuple[int, ...]) -> None:
-        deadline = Deadline(DEFAULT_DEADLINE_S)
+    def _write_behind(self, item: tuple[CacheKey, tuple[int, ...]]) -> None:
+        (key, places), deadline = item, Deadline(DEFAULT_DEADLINE_S)
         try:
             with self._gate.shared(deadline):
                 self._copy_down(key, places, deadline)

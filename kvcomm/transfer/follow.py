@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-import random
-import threading
 from contextlib import suppress
 
 from kvcomm.errors import KVCommError, ProtocolError
 from kvcomm.store.base import Deadline
 from kvcomm.store.coordinator import Follower
-from kvcomm.transfer.client import Client, Connection
-from kvcomm.transfer.frame import Kind
+from kvcomm.transfer.client import Client
 from kvcomm.transfer.names import fingerprint_text, read_listings
 from kvcomm.transfer.news import read_changes
+from kvcomm.transfer.notices import Notices
 from kvcomm.transfer.schema import Members
 from kvcomm.types import ModelFingerprint, Namespace
 
-log = logging.getLogger(__name__)
 SILENCE_S = 6.0
-CONNECT_S = 5.0
 LIST_S = 10.0
-_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
 
 class Follow:
@@ -35,53 +29,28 @@ class Follow:
         self._client, self._fingerprint, self._follower = client, fingerprint, follower
         self._namespace = Namespace(client.namespace)
         self._run, self._version, self._listed = "", 0, False
-        self._closed = threading.Event()
-        self._connection: Connection | None = None
-        self._thread = threading.Thread(target=self._loop, name="follow", daemon=True)
-        self._thread.start()
+        self._notices = Notices(client, "follow", self._ask, self._told, SILENCE_S)
 
     def close(self) -> None:
         """End; does not wait for what the follower is being told."""
-        self._closed.set()
-        connection = self._connection
-        if connection is not None:
-            connection.wire.close()
+        self._notices.close()
 
-    def _loop(self) -> None:
-        pause_s = _PAUSE_S
-        while not self._closed.is_set():
-            before = self._run, self._version
-            try:
-                self._listen()
-            except KVCommError as error:
-                log.debug("following %s ended: %s", self._namespace, error)
-            except Exception:  # of the follower's own; the next listing puts it right
-                log.exception("following %s failed", self._namespace)
-                self._listed = False
-            moved = (self._run, self._version) != before
-            pause_s = _PAUSE_S if moved else min(2 * pause_s, _LONGEST_PAUSE_S)
-            self._closed.wait(pause_s * random.uniform(0.5, 1.0))
+    def _ask(self) -> dict[str, object]:
+        run = self._run if self._listed else ""
+        return {
+            "call": "follow", "fingerprint": fingerprint_text(self._fingerprint), "run": run, "since": self._version
+        }  # fmt: skip
 
-    def _listen(self) -> None:
-        connection = self._client.take(Deadline(CONNECT_S), fresh=True)
-        self._connection = connection
+    def _told(self, notice: Members, page: bytearray) -> bool:
+        before = self._run, self._version
         try:
-            request = {
-                "call": "follow", "fingerprint": fingerprint_text(self._fingerprint),
-                "run": self._run if self._listed else "", "since": self._version,
-            }  # fmt: skip
-            number = connection.send(request, Deadline(CONNECT_S))
-            while not self._closed.is_set():
-                deadline = Deadline(SILENCE_S)
-                preamble, found = connection.next(number, deadline)
-                if preamble.kind is not Kind.NOTICE:
-                    return
-                page = connection.wire.payload(preamble, deadline)
-                self._take_in(Members(found, "notice"), page)
-        finally:
-            self._connection = None
-            connection.broken = True
-            self._client.give(connection)
+            self._take_in(notice, page)
+        except KVCommError:
+            raise
+        except Exception:  # of the follower's own; the next listing puts it right
+            self._listed = False
+            raise
+        return (self._run, self._version) != before
 
     def _take_in(self, notice: Members, page: bytearray) -> None:
         run, version = notice.text("run", 16), notice.integer("version", 0, 2**53)

@@ -21,6 +21,8 @@ _ORIGINS: dict[str, Origin] = {"prompt": "prompt", "decode": "decode", "isolated
 MAX_NBYTES = 2**40
 MAX_KEY_CHARS = 32768
 PAGE_BYTES = 256 << 10
+MAX_LOOKED_UP = 256
+MAX_LOOK_UP_BYTES = 1 << 20
 
 
 @lru_cache(maxsize=256)
@@ -66,6 +68,34 @@ def read_key(text: str, namespace: Namespace) -> CacheKey:
     recipe = Recipe(origin, how.text("context"), how.text("preceding", 256), how.truth("exact"))
     how.end()
     return CacheKey(namespace, model, content, recipe)
+
+
+def look_ups(keys: Iterable[CacheKey]) -> Iterator[tuple[int, bytes]]:
+    """Keys as lines, cut to payloads that one look-up may have; how many are in each, and the payload."""
+    count, page = 0, bytearray()
+    for key in keys:
+        line = key_text(key).encode() + b"\n"
+        if count == MAX_LOOKED_UP or (count and len(page) + len(line) > MAX_LOOK_UP_BYTES):
+            yield count, bytes(page)
+            count, page = 0, bytearray()
+        count += 1
+        page += line
+    if count:
+        yield count, bytes(page)
+
+
+def read_look_up(page: bytes | bytearray, namespace: Namespace) -> list[CacheKey]:
+    """The keys of a payload of ``look_ups``, in ``namespace``. Raises ProtocolError."""
+    count = page.count(b"\n")
+    if not page.endswith(b"\n") or count > MAX_LOOKED_UP:
+        raise ProtocolError(f"a look-up is no 1 to {MAX_LOOKED_UP} whole lines but {count}; the call is refused")
+    lines = bytes(page).split(b"\n")[:-1]
+    if any(len(line) > MAX_KEY_CHARS for line in lines):
+        raise ProtocolError(f"a look-up has a key of more than {MAX_KEY_CHARS} bytes; the call is refused")
+    try:
+        return [read_key(line.decode("ascii"), namespace) for line in lines]
+    except UnicodeDecodeError:
+        raise ProtocolError("a look-up has a key that is not ASCII; the call is refused") from None
 
 
 def milliseconds(seconds: float | None) -> int | None:

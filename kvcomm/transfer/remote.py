@@ -28,7 +28,7 @@ from kvcomm.transfer.breaker import Breaker
 from kvcomm.transfer.client import Client
 from kvcomm.transfer.coordinate import RemoteCoordinator
 from kvcomm.transfer.handle import RemoteHandle, open_entry
-from kvcomm.transfer.names import MAX_NBYTES, fingerprint_text, key_text, milliseconds, read_listings
+from kvcomm.transfer.names import MAX_NBYTES, fingerprint_text, key_text, look_ups, milliseconds, read_listings
 from kvcomm.transfer.remote_blobs import RemoteBlobs
 from kvcomm.transfer.upload import put_entry
 from kvcomm.transfer.watch import Watches
@@ -130,6 +130,22 @@ class RemoteStore(Store):
 
     def contains(self, key: CacheKey, *, deadline_s: float = DEFAULT_DEADLINE_S) -> bool:
         return self._found(key, {"call": "contains"}, deadline_s)
+
+    def contains_many(self, keys: Sequence[CacheKey], *, deadline_s: float = DEFAULT_DEADLINE_S) -> list[bool]:
+        """As ``Store.contains_many``; up to 256 keys of a namespace are one call."""
+        deadline, found = Deadline(deadline_s), dict.fromkeys(keys, False)
+        by_namespace: dict[Namespace, list[CacheKey]] = {}
+        for key in found:
+            by_namespace.setdefault(key.namespace, []).append(key)
+        for namespace, asked in by_namespace.items():
+            at = 0
+            for count, page in look_ups(asked):
+                answer = self._client(namespace).call({"call": "contains_many"}, deadline, [memoryview(page)])
+                for place in answer.header.integers("found", 0, count - 1, count):
+                    found[asked[at + place]] = True
+                answer.header.end()
+                at += count
+        return [found[key] for key in keys]
 
     def delete(self, key: CacheKey, *, deadline_s: float = DEFAULT_DEADLINE_S) -> bool:
         return self._found(key, {"call": "delete"}, deadline_s)

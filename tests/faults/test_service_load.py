@@ -246,18 +246,27 @@ def test_the_model_refuses_wrong_histories() -> None:
 
 
 def test_histories_of_eight_clients_with_kills_are_a_register_s(tmp_path: Path) -> None:
-    rounds, keys, kills = 40, 20, 3
+    """Each life of the service ends while clients call, once so many calls of that life found or kept a value.
+
+    By calls and not by the clock: how many a second there are, and how long a service takes to start, is the machine's.
+    """
+    keys, kills, each = 20, 3, 20
     events: list[Event] = []
     wrong: list[BaseException] = []
+    stop = threading.Event()
+
+    def values() -> int:
+        return sum(event.known and event.value is not None for event in list(events))
+
     with ServiceProcess(tmp_path / "kept") as service:
 
         def client(seed: int) -> None:
             chance = random.Random(seed)
             store = patient(service.address)
             try:
-                for _ in range(rounds):
+                while not stop.is_set():
                     events.append(one_call(store, chance, keys, seed))
-                    time.sleep(chance.random() * 0.1)
+                    stop.wait(chance.random() * 0.1)
             except BaseException as error:
                 wrong.append(error)
             finally:
@@ -266,12 +275,19 @@ def test_histories_of_eight_clients_with_kills_are_a_register_s(tmp_path: Path) 
         threads = [threading.Thread(target=client, args=(seed,)) for seed in range(8)]
         for thread in threads:
             thread.start()
-        for _ in range(kills):
-            time.sleep(1.0)
-            service.kill()
-            service.start()
-        for thread in threads:
-            thread.join(120)
+        try:
+            for life in range(kills + 1):
+                end, wanted = time.monotonic() + 60.0, values() + each
+                while values() < wanted and not wrong:
+                    assert time.monotonic() < end, f"life {life} of the service: {values()} of {wanted} in a minute"
+                    time.sleep(0.01)
+                if life < kills:
+                    service.kill()
+                    service.start()
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join(120)
         assert not wrong
         with patient(service.address) as store:
             for number in range(keys):
@@ -279,7 +295,8 @@ def test_histories_of_eight_clients_with_kills_are_a_register_s(tmp_path: Path) 
     by_key = defaultdict(list)
     for event in events:
         by_key[event.key].append(event)
-    assert sum(e.known and e.value is not None for e in events) > 20
+    assert values() >= (kills + 1) * each
+    assert {event.kind for event in events if not event.known} == {"get", "put"}  # some were lost, as was intended
     assert all(accepted(found) for found in by_key.values())
 
 

@@ -20,7 +20,7 @@ from kvcomm.serve.service import Service
 from kvcomm.store.coordinator import Terms
 from kvcomm.transfer.remote import RemoteStore
 from tests.hf.engines import GREEDY, answer, engine_of
-from tests.serve.here import proxied, service_here
+from tests.serve.here import counted_calls, proxied, service_here
 
 PARTS = ["You write. Task: ", Slot("task"), "\nPlan: ", Slot("plan"), "\nWrite:"]
 PLAN = "Walk once through the list, keep the largest numbers, and say what it costs."
@@ -139,6 +139,25 @@ def test_news_of_others_are_used_and_what_they_drop_is_gone(served: tuple[Servic
     close(first, second)
 
 
+def test_what_the_service_evicted_costs_a_prompt_one_call(
+    served: tuple[Service, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Evictions are not told of: of all the bases that an engine believes held, one call says which are not."""
+    first, second = node(served[1], "a"), node(served[1], "b")
+    study(first, TASKS[0])
+    first.flush()
+    knows(second, RemoteStore(served[1]))
+    prompt = second.agent("writer", PARTS).prompt(task=TASKS[0], plan=PLAN)
+    store = served[0].core.store
+    for entry in list(store.entries()):
+        store.delete(entry.key)  # beside the service, as evictions are
+    calls = counted_calls(monkeypatch)
+    for _ in range(2):
+        assert second.prefill(prompt).plan.counts.new == len(prompt)
+        assert (calls["contains_many"], calls["open"]) == (1, 0)
+    close(first, second)
+
+
 def test_a_frozen_engine_finds_nothing_new_and_loses_what_is_dropped(served: tuple[Service, str]) -> None:
     first = node(served[1], "a")
     study(first, TASKS[0])
@@ -225,7 +244,10 @@ class Waits:
     def __init__(self, engine: Engine) -> None:
         self._seconds, self._thread = 0.0, threading.get_ident()
         store: Any = engine.store
-        for owner, names in ((store, ("get", "put", "contains")), (store.coordinator, ("claim", "unclaim", "nearest"))):
+        for owner, names in (
+            (store, ("get", "put", "contains", "contains_many")),
+            (store.coordinator, ("claim", "unclaim", "nearest")),
+        ):
             for name in names:
                 setattr(owner, name, self._timed(getattr(owner, name)))
 

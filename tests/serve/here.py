@@ -5,11 +5,17 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from kvcomm.serve import session
+from kvcomm.serve.call import Call
 from kvcomm.serve.service import Service, Settings, local_door
 from kvcomm.transfer.address import Address
 from kvcomm.transfer.bind import listen_unix
@@ -28,6 +34,22 @@ def service_here(folder: Path, **settings: Any) -> Iterator[tuple[Service, str]]
         yield service, f"unix:{path}"
     finally:
         service.stop(1.0)
+
+
+def counted_calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Calls that services in this process are asked, by name, each counted before it is answered."""
+    calls: Counter[str] = Counter()
+
+    def counted(name: str, run: Callable[[Call], None]) -> Callable[[Call], None]:
+        def counting(call: Call) -> None:
+            calls[name] += 1
+            run(call)
+
+        return counting
+
+    for name, known in session.CALLS.items():
+        monkeypatch.setitem(session.CALLS, name, replace(known, run=counted(name, known.run)))
+    return calls
 
 
 Pass = Callable[[bytes, int], bytes]

@@ -27,7 +27,16 @@ from kvcomm.store.codec import BytesSource, EntryReader, EntryWriter, entry_view
 from kvcomm.store.coordinator import Nearby
 from kvcomm.store.testing import ONE, sample
 from kvcomm.transfer.frame import PREAMBLE_BYTES, Kind, open_header, pack, unpack
-from kvcomm.transfer.names import fingerprint_text, key_text, listing_lines, read_fingerprint, read_key, read_listings
+from kvcomm.transfer.names import (
+    fingerprint_text,
+    key_text,
+    listing_lines,
+    look_ups,
+    read_fingerprint,
+    read_key,
+    read_listings,
+    read_look_up,
+)
 from kvcomm.transfer.news import News, change_lines, nearby_pages, read_changes, read_nearby
 from kvcomm.transfer.refusal import refusal, refused
 from tests.serve.sums import MODEL, learned
@@ -106,6 +115,8 @@ def _message(data: bytes) -> None:
         read_changes(body, ONE)
     elif which == b"n":
         read_nearby(body, ONE)
+    elif which == b"m":
+        read_look_up(body, ONE)
     elif which == b"r":
         import json
 
@@ -137,6 +148,7 @@ def targets() -> Iterator[dict[str, Target]]:
         messages = [
             b"k" + key_text(key).encode(), b"f" + fingerprint_text(key.fingerprint).encode(), b"l" + listed,
             b"c" + b"".join(change_lines(news)), b"n" + b"".join(nearby_pages([Nearby(entry.segment, 0.5, (key,))])),
+            b"m" + b"".join(page for _, page in look_ups([key, key])),
             b"r" + str(refusal(InvalidInput("x"))).replace("'", '"').encode(),
         ]  # fmt: skip
         requests = [

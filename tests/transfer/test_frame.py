@@ -19,12 +19,13 @@ from kvcomm.store.codec import EntryWriter
 from kvcomm.store.testing import TWO, fingerprint, holds, sample
 from kvcomm.transfer.address import Address
 from kvcomm.transfer.frame import MAX_HEADER_BYTES, MAX_PART_BYTES, Kind, open_header, pack, unpack
-from kvcomm.transfer.names import fingerprint_text, key_text
+from kvcomm.transfer.names import MAX_LOOK_UP_BYTES, MAX_LOOKED_UP, fingerprint_text, key_text
 from kvcomm.transfer.remote import RemoteStore
 from kvcomm.transfer.wire import Wire
 from tests.serve.here import service_here
 
 KEY = key_text(sample(1)[0])
+KEYS = KEY.encode() + b"\n"
 MODEL = fingerprint_text(fingerprint())
 FIXED = struct.Struct("<4sBBHIIQIIQ")
 
@@ -118,6 +119,23 @@ REFUSED_CALLS = {
     "layers true": call("contains", key=KEY.replace('n_layers\\":2', 'n_layers\\":true')),
     "dtype unknown": call("contains", key=KEY.replace("float32", "float31")),
     "dtype a function": call("contains", key=KEY.replace("float32", "load")),
+    "many without a payload": call("contains_many"),
+    "many with a namespace": call("contains_many", KEYS, namespace="two"),
+    "many with a key in its header": call("contains_many", KEYS, key=KEY),
+    "many with a namespace in a key": call("contains_many", KEYS.replace(b'"content"', b'"namespace":"two","content"')),
+    "many without an end": call("contains_many", KEYS[:-1]),
+    "many with an empty line": call("contains_many", KEYS + b"\n"),
+    "many of no keys": call("contains_many", b"\n"),
+    "many with a number": call("contains_many", b"7\n"),
+    "many with a list": call("contains_many", b"[" + KEYS[:-1] + b"]\n"),
+    "many not in ASCII": call("contains_many", KEYS.replace(b"isolated", b"isolated\xff")),
+    "many that are nearly all good": call("contains_many", KEYS + KEYS.replace(b"isolated", b"elsewhere")),
+    "many and one more": call("contains_many", KEYS * (MAX_LOOKED_UP + 1)),
+    "many lines of nothing": call("contains_many", b"\n" * MAX_LOOK_UP_BYTES),
+    "many bytes and one more": call("contains_many", KEYS + b" " * (MAX_LOOK_UP_BYTES - len(KEYS)) + b"\n"),
+    "many in one long line": call("contains_many", KEYS[:-1] + b" " * 32768 + b"\n"),
+    "many deep": call("contains_many", b"[" * 20000 + b"\n"),
+    "many as a pickle": call("contains_many", pickle.dumps([1, 2, 3]) + b"\n"),
     "lease 0": call("open", key=KEY, lease_ms=0),
     "lease negative": call("open", key=KEY, lease_ms=-1),
     "lease too long": call("open", key=KEY, lease_ms=3_600_001),
