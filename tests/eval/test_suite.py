@@ -88,7 +88,7 @@ def test_a_cell_that_fails_is_reported_and_the_rest_goes_on(
     out = tmp_path / "run.json"
     cells = (small(), small(topology="chain", prompts=10_000), small("tools"))
     failures = run_suite(setting, cells, out, ABOUT)
-    assert [failure.cell for failure in failures] == ["needle, chain"] and "10000" in failures[0].error
+    assert [failure.name for failure in failures] == ["needle, chain"] and "10000" in failures[0].error
     result = read_suite(out)
     assert [cell["name"] for cell in result["cells"]] == ["needle, full", "tools, full"]
     assert "needle, chain" in write_report(out)[0].read_text()
