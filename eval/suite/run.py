@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,8 @@ def run_suite(
     failures = run_jobs(setting, parts, finished, jobs)
     done = [finished.get(cell.name) for cell in cells if finished.get(cell.name) is not None]
     failed = [{"cell": failure.name, "error": failure.error} for failure in failures]
-    write_json(out, {"kind": KIND, **described, **about, **summary(done), "failed": failed})
+    date = datetime.now(UTC).date().isoformat()
+    write_json(out, {"kind": KIND, "date": date, **described, **about, **summary(done), "failed": failed})
     if not failures:
         finished.clear()
     return failures
