@@ -51,9 +51,6 @@ def document(result: Mapping[str, Any], source: str, stem: str) -> tuple[str, di
     if result["pooled"]:
         plot = shown("all tasks", *speed_and_distance(result["pooled"], tasks, "all tasks"))
         parts += ["## All tasks together", plot]
-            "## All tasks together",
-            shown("all tasks", *speed_and_distance(result["pooled"], tasks, "all tasks")),
-        ]
         parts.append(_methods(result["pooled"]))
     if tasks:
         parts.append("## By task")
