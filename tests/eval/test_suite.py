@@ -126,6 +126,8 @@ def test_presets_are_what_their_names_say() -> None:
     assert {cell.trial.topology for cell in standard} == set(TOPOLOGIES)
     desk = next(cell for cell in standard if cell.trial.topology == "trading")
     assert (desk.trial.agents, desk.trial.rounds, desk.trial.answer_tokens) == (19, 4, 16)
+    assert [cell.name for cell in preset("paper-smoke")] == [cell.name for cell in preset("paper")]
+    assert {(c.trial.prompts, c.trial.answer_tokens) for c in preset("paper-smoke")} == {(1, 512)}
     for name in PRESETS:
         names = [cell.name for cell in preset(name)]
         assert len(set(names)) == len(names)
