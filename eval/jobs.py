@@ -131,8 +131,9 @@ def _apart(setting: Setting, jobs: Sequence[Job], count: int, begin: Callable[[J
         while waiting or working:
             while waiting and len(working) < count:
                 give(*_start(setting, threads_each(count)))
-            for ready in wait(list(working)):
-                worker = working.pop(ready)  # type: ignore[index]
+            ready = wait(list(working))
+            for worker in [worker for connection, worker in working.items() if connection in ready]:
+                del working[worker.connection]
                 try:
                     outcome = worker.connection.recv()
                 except (EOFError, OSError):
