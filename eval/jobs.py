@@ -143,12 +143,17 @@ def _apart(setting: Setting, jobs: Sequence[Job], count: int, begin: Callable[[J
                 if waiting and worker.process.is_alive():
                     give(worker.process, worker.connection)
                 else:
-                    worker.connection.close()
-                    worker.process.join()
+                    _end(worker)
     finally:
         for worker in working.values():
-            worker.process.kill()
-            worker.process.join()
+            _end(worker)
+
+
+def _end(worker: _Worker) -> None:
+    """Kill it: it has nothing of its own to put away, and need not be waited for while it unloads a model."""
+    worker.process.kill()
+    worker.process.join()
+    worker.connection.close()
 
 
 def _start(setting: Setting, threads: int) -> tuple[SpawnProcess, Connection]:
