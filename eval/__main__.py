@@ -45,6 +45,7 @@ _mount("tools-story", "eval.tools_story", "Hit rate and TTFT when the catalogue 
 _mount("tail", "eval.tail", "Tail of TTFT with two conversations at once.")
 _mount("peers", "eval.peers.command", "Other programs that reuse KV, each against its own dense runs.")
 _mount("report", "eval.suite.report", "Make the page and the summary of a preset's results file.")
+_mount("plan", "eval.suite.plan", "Whether a preset can be built, and how long it takes.")
 _mount("compare", "eval.suite.compare", "Say what became better or worse between two results files.")
 _mount("demo", "eval.demo", "Five agents that share KV, and a page about it.")
 _mount("pareto", "eval.pareto", "Closeness against recompute, for every method.")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 
+from eval.jobs import JobsOption
 from eval.methods import ISOLATED, METHODS, Method
 from eval.output import command_line, write_json
 from eval.setting import Setting
@@ -32,7 +34,7 @@ class Ungated(OffsetBook):
 
 
 def _estimating(estimator: OffsetEstimator) -> Callable[[ModelFingerprint], OffsetBook]:
-    return lambda fingerprint: OffsetBook(fingerprint, estimator)
+    return partial(OffsetBook, estimator=estimator)
 
 
 def ablations() -> dict[str, Method]:
@@ -71,6 +73,7 @@ def run(
     answer_tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.")] = 48,
     seed: Annotated[int, typer.Option(help="Chooses problems and documents.")] = 0,
     model: Annotated[str | None, typer.Option(help="HuggingFace id or folder.")] = None,
+    jobs: JobsOption = 1,
     out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("results/ablations.json"),
 ) -> None:
     """Measure the method with one part changed at a time, all learning from the same observations."""
@@ -88,6 +91,7 @@ def run(
         repeats=1,
         seed=seed,
         fill_by="generate",
+        jobs=jobs,
     )
     write_json(out, {"command": command_line("ablations")} | result)
     print_points(result)

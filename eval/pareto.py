@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from eval.equal import table
+from eval.jobs import JobsOption
 from eval.methods import EXPECTED, ISOLATED, METHODS, Method
 from eval.oracle import TrueDeviation
 from eval.output import command_line, write_json
@@ -66,6 +67,7 @@ def pareto(
     only: Annotated[str, typer.Option(help="Only methods whose names begin so, comma-separated.")] = "",
     seed: Annotated[int, typer.Option(help="Chooses problems and documents.")] = 0,
     model: Annotated[str | None, typer.Option(help="HuggingFace id or folder.")] = None,
+    jobs: JobsOption = 1,
     out: Annotated[Path, typer.Option(help="JSON file to write; the plot goes beside it.")] = Path(
         "results/pareto.json"
     ),
@@ -87,6 +89,7 @@ def pareto(
         repeats=1,
         seed=seed,
         fill_by="generate",
+        jobs=jobs,
     )
     result["equal_recompute"] = {"all": table(result["points"])} | {t: table(p) for t, p in result["by_text"].items()}
     write_json(out, {"command": command_line("pareto")} | result)

@@ -12,6 +12,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from eval.cells import cells, closeness
+from eval.jobs import JobsOption
 from eval.measure import Row
 from eval.methods import methods as find_methods
 from eval.output import command_line, write_json
@@ -50,19 +51,22 @@ def run(
     fill_by: Annotated[str, typer.Option(help="Messages to learn from: generate (real ones) or prefill.")] = "generate",
     execute: Annotated[bool, typer.Option(help="Run answers in a sandbox to score them.")] = False,
     model: Annotated[str | None, typer.Option(help="HuggingFace id or folder.")] = None,
+    jobs: JobsOption = 1,
     out: Annotated[
         Path | None, typer.Option(help="JSON file to write; results/run.json, or the preset's name.")
     ] = None,
 ) -> None:
     """Measure a preset, or one task: TTFT, reuse and closeness of several methods; the pool is frozen meanwhile.
 
-    A preset has sizes and methods of its own: of the other options it takes model, execute and out.
+    A preset has sizes and methods of its own: of the other options it takes model, execute, jobs and out.
     """
     if task is None or preset is not None:
         if task is not None:
             raise InvalidInput(f"--task {task} and --preset {preset} were both given; give one")
-        measure_preset(preset or "quick", model, out, execute)
+        measure_preset(preset or "quick", model, out, execute, jobs)
         return
+    if jobs != 1:
+        raise InvalidInput(f"--jobs {jobs} with --task {task}: one task is one part; give a --preset, or no --jobs")
     out = out or Path("results/run.json")
     names = list(dict.fromkeys(["dense", "exact", *methods.split(",")]))
     chosen = find_methods(names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import platform
 import sys
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+import kvcomm
 from eval.models import load, model_digest
 from eval.progress import waiting
 from kvcomm import Engine
@@ -22,19 +24,24 @@ _PACKAGES = ("kvcomm", "torch", "transformers", "numpy")
 
 @dataclass(frozen=True)
 class Setting:
-    """A loaded model with what the output has to say about it."""
+    """A loaded model with what the output has to say about it.
+
+    Attributes:
+        source: what ``load`` was given, for another process that loads the same.
+    """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     name: str
     digest: str
+    source: str | None = None
 
     @classmethod
     def load(cls, name: str | None) -> Setting:
         """Load a model by HuggingFace id or folder, the default one for None."""
         with waiting("Loading the model"):
             model, tokenizer = load(name)
-        return cls(model, tokenizer, name or "SmolLM2-135M-Instruct", model_digest(model))
+        return cls(model, tokenizer, name or "SmolLM2-135M-Instruct", model_digest(model), name)
 
     def engine(self, **arguments: Any) -> Engine:
         """A new engine; the digest of the weights is computed once for all of them."""
@@ -48,14 +55,25 @@ class Setting:
         return Engine(model, self.tokenizer, weights=f"{self.digest} in bfloat16", learn=False)
 
     def describe(self) -> dict[str, Any]:
-        """Model, digest, threads, versions and machine, for the output."""
+        """Model, digest, threads, versions, the digest of the code and the machine, for the output."""
         return {
             "model": self.name,
             "model_digest": self.digest,
             "threads": torch.get_num_threads(),
             "versions": {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES},
+            "code": code_digest(),
             "machine": machine(),
         }
+
+
+def code_digest() -> str:
+    """SHA-256 hex digest of the Python files of ``kvcomm/`` and ``eval/``: a version stands for many states of them."""
+    hasher = hashlib.sha256()
+    for package in (Path(__file__).parent, Path(kvcomm.__file__).parent):
+        for file in sorted(package.rglob("*.py")):
+            hasher.update(f"{package.name}/{file.relative_to(package).as_posix()}\n".encode())
+            hasher.update(hashlib.sha256(file.read_bytes()).digest())
+    return hasher.hexdigest()
 
 
 def machine() -> str:

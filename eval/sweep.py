@@ -11,12 +11,14 @@ from rich.progress import Progress
 
 from eval.cells import CLOSENESS, closeness
 from eval.finished import Finished
+from eval.jobs import Job, run_jobs, threads_each
 from eval.measure import Row
 from eval.methods import Method
 from eval.progress import stderr_console
 from eval.setting import Setting
 from eval.tasks import make_task
 from eval.trial import Trial
+from kvcomm.errors import KVCommError
 
 NOT_POINTS = ("dense", "exact")
 
@@ -27,38 +29,47 @@ def sweep(
     topologies: Sequence[str],
     methods: Mapping[str, Method],
     out: Path,
+    jobs: int = 1,
     **trial: Any,
 ) -> dict[str, Any]:
     """Points for every method, over all texts and by kind of text.
 
-    A task in a topology is a part of its own. Parts that are done are kept beside ``out`` until the whole is, and a run
-    that was cut off goes on behind them.
+    A task in a topology is a part of its own. Parts that are done are kept beside ``out``: a run that was cut off goes
+    on behind them, and one over more tasks or topologies takes those of one over fewer.
 
     Args:
         methods: by name; ``dense`` must be among them.
+        jobs: parts measured at once, each in a process of its own.
         trial: fields of Trial but the topology.
+
+    Raises:
+        KVCommError: parts failed; they are named, the others are done and kept.
     """
     rows: dict[tuple[str, str], list[Row]] = {}
     facts = []
-    described = setting.describe()
+    described = setting.describe() | {"threads": threads_each(jobs), "jobs": jobs}
     about = {
         "methods": {name: [method.about, repr(method.policy)] for name, method in methods.items()},
         "trial": trial,
         **described,
     }
     finished = Finished(out.with_suffix(".parts.jsonl"), about)
-    with Progress(console=stderr_console()) as progress:
-        for task in tasks:
-            for topology in topologies:
-                name = f"{task}, {topology}"
-                if finished.get(name) is None:
-                    bench = Trial(topology, **trial).prepare(setting, make_task(task).problems(), methods)
-                    found = [slim(row) for row in bench.run_hearers(progress, name)]
-                    finished.add(name, {"rows": found, "facts": bench.facts()})
-                part = finished.get(name)
-                rows[task, topology] = part["rows"]
-                facts.append({"task": task, "topology": topology, **part["facts"]})
-    finished.clear()
+    parts = {(task, topology): f"{task}, {topology}" for task in tasks for topology in topologies}
+    failures = run_jobs(
+        setting,
+        [Job(name, 1.0, _part, (*key, dict(methods), trial)) for key, name in parts.items()],
+        finished,
+        jobs,
+    )
+    if failures:
+        raise KVCommError(
+            f"{'; '.join(f'{f.name}: {f.error}' for f in failures)}; the other {len(parts) - len(failures)} parts are "
+            f"kept in {finished.path}: give the command again to measure these alone"
+        )
+    for (task, topology), name in parts.items():
+        part = finished.get(name)
+        rows[task, topology] = part["rows"]
+        facts.append({"task": task, "topology": topology, **part["facts"]})
     everything = [row for found in rows.values() for row in found]
     return {
         **described,
@@ -71,6 +82,16 @@ def sweep(
         "yardstick": closeness([row for row in everything if row["method"] == "yardstick"]),
         "rows": [row | {"task": task, "topology": top} for (task, top), found in rows.items() for row in found],
     }
+
+
+def _part(
+    setting: Setting, task: str, topology: str, methods: Mapping[str, Method], trial: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A task in a topology."""
+    bench = Trial(topology, **trial).prepare(setting, make_task(task).problems(), methods)
+    with Progress(console=stderr_console(), transient=True) as progress:
+        found = [slim(row) for row in bench.run_hearers(progress, f"{task}, {topology}")]
+    return {"rows": found, "facts": bench.facts()}
 
 
 def points(rows: Sequence[Row], methods: Mapping[str, Method]) -> list[dict[str, Any]]:

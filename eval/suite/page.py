@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from eval.page import facts as facts_section
@@ -54,28 +54,31 @@ def _tiles(methods: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 def _plots(result: Mapping[str, Any], methods: Mapping[str, Any], of: str) -> str:
     cells = [cell for cell in result["cells"] if of in (cell["name"], "all fully connected cells")]
-    rounding = max(cell["yardstick"]["mean_kl"] for cell in cells)
+    speed, distance = speed_and_distance(methods, cells, of)
     shown = [
-        (
-            f"Speed-up, {of}",
-            intervals(f"Speed-up over dense, {of}", _dots(methods, "speedup", times), mark=("dense", 1.0)),
-            "Dense TTFT over the method's, medians over prompts; right is sooner.",
-        ),
+        (f"Speed-up, {of}", speed, "Dense TTFT over the method's, medians over prompts; right is sooner."),
         (
             f"Distance, {of}",
-            intervals(
-                f"Mean KL from dense, {of}",
-                _dots(methods, "mean_kl", nats),
-                log=True,
-                mark=("dense bfloat16", rounding),
-            ),
+            distance,
             "Mean KL divergence from a full prefill, nats, logarithmic; left is closer. Hollow: below 1e-6.",
         ),
     ]
     return figures(shown)
 
 
-def _dots(methods: Mapping[str, Any], key: str, show: Any) -> list[Dot]:
+def speed_and_distance(methods: Mapping[str, Any], cells: Sequence[Mapping[str, Any]], of: str) -> tuple[str, str]:
+    """Two drawings of the methods of ``cells``: speed-up over dense, and mean KL with the yardstick's."""
+    rounding = max(cell["yardstick"]["mean_kl"] for cell in cells)
+    return (
+        intervals(f"Speed-up over dense, {of}", dots(methods, "speedup", times), mark=("dense", 1.0)),
+        intervals(
+            f"Mean KL from dense, {of}", dots(methods, "mean_kl", nats), log=True, mark=("dense bfloat16", rounding)
+        ),
+    )
+
+
+def dots(methods: Mapping[str, Any], key: str, show: Callable[[float], str]) -> list[Dot]:
+    """A dot for each method that has the figure, but dense."""
     return [
         Dot(name, found[key]["value"], found[key]["low"], found[key]["high"], figure(found[key], show), _colour(name))
         for name, found in methods.items()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from eval.methods import METHODS
 from eval.tasks import TASKS
@@ -104,7 +105,13 @@ class _Sized(Cell):
         return f"{self.task}, {self.trial.topology}, {self.trial.agents} agents"
 
 
-PRESETS = {"quick": quick, "standard": standard, "paper": paper}
+def paper_smoke() -> tuple[Cell, ...]:
+    """Does every cell of ``paper`` run? Its shapes, with one prompt, one to learn from, and nothing scored."""
+    once: dict[str, Any] = {"prompts": 1, "fill_prompts": 1, "repeats": 1, "own_answers": False}
+    return tuple(replace(cell, trial=replace(cell.trial, **once)) for cell in paper())
+
+
+PRESETS = {"quick": quick, "standard": standard, "paper": paper, "paper-smoke": paper_smoke}
 
 
 def preset(name: str) -> tuple[Cell, ...]:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from eval.suite.doc import write_doc
 from eval.suite.files import read_suite
 from eval.suite.markdown import markdown
 from eval.suite.page import suite_page
@@ -28,7 +29,15 @@ def write_report(results: Path) -> tuple[Path, Path]:
 
 
 @app.command()
-def report(results: Annotated[Path, typer.Argument(help="A results file of `eval run --preset`.")]) -> None:
-    """Write the HTML page and the Markdown summary of a results file beside it."""
+def report(
+    results: Annotated[Path, typer.Argument(help="A results file of `eval run --preset`.")],
+    doc: Annotated[
+        Path | None, typer.Option(help="A document to write too, docs/results.md say; its plots go beside it.")
+    ] = None,
+) -> None:
+    """Write the HTML page and the Markdown summary of a results file beside it, and a document with plots."""
     for path in write_report(results):
         typer.echo(str(path))
+    if doc is not None:
+        for path in write_doc(read_suite(results), results, doc):
+            typer.echo(str(path))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import Progress
 
 from eval.cells import closeness
 from eval.finished import Finished
+from eval.jobs import FAILED, Failure, Job, run_jobs, threads_each
 from eval.measure import Row
 from eval.methods import methods as find_methods
 from eval.output import command_line, write_json
@@ -24,19 +25,8 @@ from eval.suite.presets import Cell, preset
 from eval.suite.report import write_report
 from eval.tasks import make_task
 
-FAILED = 4
-"""Exit status where a cell failed."""
 
-
-@dataclass(frozen=True)
-class Failure:
-    """A cell that could not be measured, and why."""
-
-    cell: str
-    error: str
-
-
-def measure_preset(name: str, model: str | None, out: Path | None, execute: bool) -> None:
+def measure_preset(name: str, model: str | None, out: Path | None, execute: bool, jobs: int = 1) -> None:
     """Measure a preset and write its figures, page and summary.
 
     Raises:
@@ -46,7 +36,7 @@ def measure_preset(name: str, model: str | None, out: Path | None, execute: bool
     cells = preset(name)
     out = out or Path(f"results/{name}.json")
     about = {"preset": name, "command": command_line("run"), "seed": cells[0].trial.seed}
-    failures = run_suite(Setting.load(model), cells, out, about, execute)
+    failures = run_suite(Setting.load(model), cells, out, about, execute, jobs)
     write_report(out)
     print(out)
     if failures:
@@ -54,7 +44,12 @@ def measure_preset(name: str, model: str | None, out: Path | None, execute: bool
 
 
 def run_suite(
-    setting: Setting, cells: Sequence[Cell], out: Path, about: dict[str, Any], execute: bool = False
+    setting: Setting,
+    cells: Sequence[Cell],
+    out: Path,
+    about: dict[str, Any],
+    execute: bool = False,
+    jobs: int = 1,
 ) -> list[Failure]:
     """Measure ``cells`` and write ``out``, whatever fails; say how far it is and how long it will take on stderr.
 
@@ -64,27 +59,18 @@ def run_suite(
     Args:
         about: what the output says besides figures: preset, command, seed.
         execute: whether answers may be run as programs to score them.
+        jobs: cells measured at once, each in a process of its own.
     """
-    described = setting.describe()
+    described = setting.describe() | {"threads": threads_each(jobs), "jobs": jobs}
     finished = Finished(
         out.with_suffix(".parts.jsonl"), {**described, "execute": execute, "cells": [_about(cell) for cell in cells]}
     )
-    console = stderr_console()
-    clock = _Clock(sum(cell.cost for cell in cells if finished.get(cell.name) is None), console)
-    failures = []
-    for number, cell in enumerate(cells, 1):
-        if finished.get(cell.name) is not None:
-            console.print(f"{number} of {len(cells)}: {cell.name}: done before", highlight=False)
-            continue
-        clock.begin(f"{number} of {len(cells)}: {cell.name}")
-        try:
-            finished.add(cell.name, run_cell(setting, cell, execute))
-        except Exception as error:  # whatever it is, the other cells are worth having
-            failures.append(Failure(cell.name, f"{type(error).__name__}: {error}"))
-            console.print(f"{cell.name} failed: {failures[-1].error}", highlight=False)
-        clock.end(cell.cost)
+    parts = [Job(cell.name, cell.cost, run_cell, (cell, execute)) for cell in cells]
+    failures = run_jobs(setting, parts, finished, jobs)
     done = [finished.get(cell.name) for cell in cells if finished.get(cell.name) is not None]
-    write_json(out, {"kind": KIND, **described, **about, **summary(done), "failed": [asdict(f) for f in failures]})
+    failed = [{"cell": failure.name, "error": failure.error} for failure in failures]
+    date = datetime.now(UTC).date().isoformat()
+    write_json(out, {"kind": KIND, "date": date, **described, **about, **summary(done), "failed": failed})
     if not failures:
         finished.clear()
     return failures
@@ -133,24 +119,3 @@ def run_cell(setting: Setting, cell: Cell, execute: bool = False) -> dict[str, A
 def _about(cell: Cell) -> dict[str, Any]:
     policies = {name: repr(method.policy) for name, method in find_methods(list(cell.methods)).items()}
     return {"task": cell.task, "trial": asdict(cell.trial), "methods": policies, "every_call": cell.every_call}
-
-
-class _Clock:
-    """Says what begins, how long what ended took and how much is left, from costs in units of their own."""
-
-    def __init__(self, total: float, console: Console) -> None:
-        self._left, self._done, self._spent = total, 0.0, 0.0
-        self._console, self._started = console, 0.0
-
-    def begin(self, what: str) -> None:
-        rest = f", about {self._minutes()} left" if self._done else ""
-        self._console.print(f"{what} …{rest}", highlight=False)
-        self._started = time.monotonic()
-
-    def end(self, cost: float) -> None:
-        self._spent += time.monotonic() - self._started
-        self._done, self._left = self._done + cost, self._left - cost
-
-    def _minutes(self) -> str:
-        seconds = self._spent / self._done * max(self._left, 0.0)
-        return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} minutes"

@@ -72,12 +72,18 @@ def columns_of(methods: Mapping[str, Mapping[str, Any]], keys: tuple[str, ...] =
     return [c for c in COLUMNS if any(c.key in found for found in methods.values()) and (not keys or c.key in keys)]
 
 
+def threads_of(result: Mapping[str, Any]) -> str:
+    """Threads, and how many cells were measured at once."""
+    jobs, threads = result.get("jobs", 1), f"{result['threads']} thread{'s' if result['threads'] > 1 else ''}"
+    return threads if jobs == 1 else f"{jobs} cells at once, each with {threads}"
+
+
 def facts_of(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Model, machine, versions and the like as pairs."""
     versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
     return [
         ("model", f"{result['model']} (weights {result['model_digest'][:16]}…)"),
-        ("machine", f"{result['machine']}; {result['threads']} threads"),
+        ("machine", f"{result['machine']}; {threads_of(result)}"),
         ("versions", versions),
         ("preset", f"{result['preset']}, seed {result.get('seed', 0)}"),
     ]

@@ -83,3 +83,37 @@ def test_samples_that_do_not_fit_are_named(samples: tuple[list[float], ...]) -> 
         statistics.bootstrap(*samples, statistic=np.mean)
     with pytest.raises(InvalidInput, match="at least one"):
         statistics.percentile([[1.0], []], 50)
+
+
+def test_mcnemar_is_scipys_binomial_tail() -> None:
+    for lost, won in ((0, 3), (2, 9), (7, 1), (4, 4), (20, 6)):
+        dense, method = [True] * lost + [False] * won, [False] * lost + [True] * won
+        tail = min(1.0, 2 * stats.binom.cdf(min(lost, won), lost + won, 0.5))
+        assert statistics.mcnemar(dense, method) == pytest.approx(tail)
+
+
+def test_interval_of_a_ratio_is_scipys() -> None:
+    rng = np.random.default_rng(5)
+    above, below = rng.uniform(1, 2, 15), rng.uniform(0.2, 0.5, 15)
+    own = stats.bootstrap(
+        (above, below), lambda a, b: np.median(a) / np.median(b), paired=True, vectorized=False, n_resamples=4_000,
+        method="percentile", rng=np.random.default_rng(1),
+    ).confidence_interval  # fmt: skip
+    found = statistics.ratio_of_medians(above.tolist(), below.tolist())
+    assert (found.low, found.high) == pytest.approx((own.low, own.high), rel=0.05)
+
+
+def test_interval_of_a_percentile_is_scipys() -> None:
+    values = np.random.default_rng(9).exponential(size=60)
+    own = stats.bootstrap(
+        [values], lambda v, axis=-1: np.percentile(v, 95, axis=axis), method="percentile", n_resamples=4_000,
+        rng=np.random.default_rng(2),
+    ).confidence_interval  # fmt: skip
+    found = statistics.percentile([[value] for value in values.tolist()], 95)
+    assert (found.low, found.high) == pytest.approx((own.low, own.high), rel=0.05)
+
+
+def test_rank_correlation_is_scipys() -> None:
+    a, b = np.random.default_rng(4).normal(size=(2, 30))
+    ranks = [stats.rankdata(side) for side in (a, b)]
+    assert statistics.rank_correlation(a.tolist(), b.tolist()) == pytest.approx(stats.pearsonr(*ranks).statistic)

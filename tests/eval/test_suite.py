@@ -88,7 +88,7 @@ def test_a_cell_that_fails_is_reported_and_the_rest_goes_on(
     out = tmp_path / "run.json"
     cells = (small(), small(topology="chain", prompts=10_000), small("tools"))
     failures = run_suite(setting, cells, out, ABOUT)
-    assert [failure.cell for failure in failures] == ["needle, chain"] and "10000" in failures[0].error
+    assert [failure.name for failure in failures] == ["needle, chain"] and "10000" in failures[0].error
     result = read_suite(out)
     assert [cell["name"] for cell in result["cells"]] == ["needle, full", "tools, full"]
     assert "needle, chain" in write_report(out)[0].read_text()
@@ -126,6 +126,8 @@ def test_presets_are_what_their_names_say() -> None:
     assert {cell.trial.topology for cell in standard} == set(TOPOLOGIES)
     desk = next(cell for cell in standard if cell.trial.topology == "trading")
     assert (desk.trial.agents, desk.trial.rounds, desk.trial.answer_tokens) == (19, 4, 16)
+    assert [cell.name for cell in preset("paper-smoke")] == [cell.name for cell in preset("paper")]
+    assert {(c.trial.prompts, c.trial.answer_tokens) for c in preset("paper-smoke")} == {(1, 512)}
     for name in PRESETS:
         names = [cell.name for cell in preset(name)]
         assert len(set(names)) == len(names)
