@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from kvcomm import Engine, Exact
+from kvcomm.cli import app
 from kvcomm.errors import AccessDenied, FingerprintMismatch, InvalidInput, KVCommError, ProtocolError, StoreUnavailable
 from kvcomm.hf.handover import hand_over
 from kvcomm.reuse.prompt import Part, Prompt
@@ -244,3 +246,14 @@ def test_the_command_refuses(tmp_path: Path, options: list[str], why: str) -> No
     command = [sys.executable, "-m", "kvcomm.cli", "worker", "--role", "both", *model, *given]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and why in done.stderr.replace("\n", " "), done.stderr[-1000:]
+    assert not (tmp_path / "w.sock").exists()
+
+
+def test_the_command_names_a_model_whose_files_are_damaged(tmp_path: Path) -> None:
+    engine = engine_of()
+    engine.model.save_pretrained(tmp_path)
+    engine.tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
+    given = ["--role", "both", "--model", str(tmp_path), "--socket", str(tmp_path / "w.sock")]
+    done = CliRunner().invoke(app, ["worker", *given])
+    assert done.exit_code == 2 and "does not load" in done.stderr and not (tmp_path / "w.sock").exists()
