@@ -122,7 +122,9 @@ def _print(report: Report) -> None:
     from kvcomm.check.report import HEADINGS, rows_of
 
     console = Console()
-    console.print(f"{report.model}: {'safe' if report.ok else 'not safe'}. {report.reason}", highlight=False, markup=False)
+    console.print(
+        f"{report.model}: {'safe' if report.ok else 'not safe'}. {report.reason}", highlight=False, markup=False
+    )
     if report.supported:
         table = Table(*HEADINGS)
         for row in rows_of(report):

@@ -121,4 +121,6 @@ def features(e: Evidence, ratio: float, tokens: int, left: torch.Tensor) -> Feat
     holds for it.
     """
     off = (e.expected * ratio)[left]
-    return Features(float((off * e.attended[left]).sum()), float(off.sum()) / tokens, float((off * e.first[left]).sum()))
+    return Features(
+        float((off * e.attended[left]).sum()), float(off.sum()) / tokens, float((off * e.first[left]).sum())
+    )
