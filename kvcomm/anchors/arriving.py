@@ -36,7 +36,8 @@ class ArrivingKV(SegmentKV):
         self._layers, self._here = fingerprint.n_layers, 0
         self._deadline = deadline
         self._ended = False
-        self._error: KVCommError | None = None
+        self._reason: KVCommError | None = None  # why it ended
+        self._error: KVCommError | None = None  # the same, once those who must know first were told
         self._changed = threading.Condition()
         self._on_end: list[Callable[[KVCommError | None], None]] = []
 
@@ -107,21 +108,30 @@ class ArrivingKV(SegmentKV):
         self._end(error)
 
     def at_end(self, call: Callable[[KVCommError | None], None]) -> None:
-        """Have ``call`` called once all is there (with None) or lost (with the reason), before anybody else learns."""
-        self._on_end.append(call)
+        """Have ``call`` called once all is there (with None) or lost (with the reason), before anybody else learns.
+
+        At once where that is so already.
+        """
+        with self._changed:
+            if not self._ended:
+                self._on_end.append(call)
+                return
+        call(self._reason)
 
     def _end(self, error: KVCommError | None) -> None:
         with self._changed:
             if self._ended:
                 return
-            self._ended = True
-        for call in self._on_end:
-            call(error)
-        self._on_end.clear()
-        with self._changed:
-            self._error = error
-            self._here = self._layers if error is None else self._here
-            self._changed.notify_all()
+            self._ended, self._reason = True, error
+            told, self._on_end = self._on_end, []
+        try:
+            for call in told:
+                call(error)
+        finally:
+            with self._changed:
+                self._error = error
+                self._here = self._layers if error is None else self._here
+                self._changed.notify_all()
 
     def _wait(self, layers: int) -> None:
         with self._changed:

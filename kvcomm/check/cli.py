@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvcomm.errors import InvalidInput, KVCommError, UnsupportedModel
+from kvcomm.errors import InvalidInput, UnsupportedModel
 
 if TYPE_CHECKING:
     from kvcomm.check.report import Report
@@ -36,11 +36,12 @@ def calibrate(
     from kvcomm.reuse.calibration import save
 
     try:
-        found, points = calibrated(model, _engine(model), _examples(prompts), _say, answer_tokens)
+        examples = _examples(prompts)
+        found, points = calibrated(model, _engine(model), examples, _say, answer_tokens)
         path = save(found, out)
         if svg is not None:
             svg.write_text(as_svg(points), encoding="utf-8")
-    except (KVCommError, OSError) as error:
+    except Exception as error:
         _end(error)
     typer.echo(as_text(points))
     powers = ", ".join(f"{name} {power:.2f}" for name, power in found.to_json()["powers"].items())
@@ -61,6 +62,7 @@ def check(
     from kvcomm.check.report import check as measured
     from kvcomm.check.report import unsupported
 
+    shown = ""
     try:
         if not (max_kl > 0 and math.isfinite(max_kl)):
             raise InvalidInput(f"max_kl is {max_kl}; give a KL above 0 nats")
@@ -71,12 +73,14 @@ def check(
             report = unsupported(model, str(error), max_kl)
         if html is not None:
             html.write_text(page(report), encoding="utf-8")
+        if as_json:
+            shown = json.dumps(report.to_json(), allow_nan=False)
     except Exception as error:
         if as_json:
             typer.echo(json.dumps(_failed(model, error)))
         _end(error)
     if as_json:
-        typer.echo(json.dumps(report.to_json(), allow_nan=False))
+        typer.echo(shown)
     else:
         _print(report)
     raise typer.Exit(0 if report.ok else 1)
@@ -118,14 +122,16 @@ def _print(report: Report) -> None:
     from kvcomm.check.report import HEADINGS, rows_of
 
     console = Console()
-    console.print(f"{report.model}: {'safe' if report.ok else 'not safe'}. {report.reason}", highlight=False)
+    console.print(
+        f"{report.model}: {'safe' if report.ok else 'not safe'}. {report.reason}", highlight=False, markup=False
+    )
     if report.supported:
         table = Table(*HEADINGS)
         for row in rows_of(report):
             table.add_row(*row)
         console.print(table)
         by = ", ".join(f"{kind} {kl:.4f}" for kind, kl in report.by_kind.items())
-        console.print(f"mean KL by kind: {by}", highlight=False)
+        console.print(f"mean KL by kind: {by}", highlight=False, markup=False)
         console.print(as_text(report.points), highlight=False, markup=False)
     mark = "calibrated" if report.calibrated else "not calibrated for this model: cautious; run kvcomm calibrate"
     console.print(f"recommended: {report.policy} (predictions {mark})", highlight=False, markup=False)

@@ -17,6 +17,7 @@ from pathlib import Path
 from kvcomm.errors import InvalidInput
 
 MOST_TEXTS = 8
+MOST_BYTES = 1 << 26  # of a file
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Example:
 def shipped() -> list[Example]:
     """The prompts that come with the package: short texts of several kinds."""
     return _parse(
-        (resources.files("kvcomm.check") / "prompts.jsonl").read_text(encoding="utf-8").splitlines(), "shipped"
+        (resources.files("kvcomm.check") / "prompts.jsonl").read_text(encoding="utf-8").split("\n"), "shipped"
     )
 
 
@@ -44,10 +45,14 @@ def read(path: Path) -> list[Example]:
     """The prompts of a user's file.
 
     Raises:
-        InvalidInput: it cannot be read, or a line is not as it must be; the message names the line.
+        InvalidInput: it cannot be read or is too long, or a line is not as it must be; the message names the line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise InvalidInput(f"{path} has more than {MOST_BYTES} bytes; give fewer prompts")
+        lines = data.decode("utf-8").split("\n")  # no other line breaks: JSON strings may hold those
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{path} cannot be read: {error}") from None
     return _parse(lines, str(path))
@@ -62,7 +67,7 @@ def _parse(lines: Iterable[str], where: str) -> list[Example]:
             data = json.loads(line)
             texts, question, kind = data["texts"], data["question"], data.get("kind", "text")
             first = data.get("first", texts)
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
             raise InvalidInput(
                 f'{where}, line {number}: {error!r}; give {{"texts": [...], "question": "...", "kind": "..."}}'
             ) from None

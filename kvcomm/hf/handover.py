@@ -132,13 +132,12 @@ class Expected:
         if engine.backend.spec.device.type != "cpu":
             raise InvalidInput(f"KV is received into host memory, the model is on {engine.backend.spec.device}")
         self.first = len(exact_head(prompt, engine.pool))
-        self._kvs: list[ArrivingKV] = []
-        for index in range(self.first, len(prompt.parts)):
-            part = prompt.parts[index]
-            if len(part.segment):
-                kv = ArrivingKV(engine.pool.fingerprint, len(part.segment), deadline)
-                self._kvs.append(kv)
-                engine.pool.expect(part.segment, Recipe("prompt", part.label, prompt.preceding[index], True), kv)
+        texts = [n for n in range(self.first, len(prompt.parts)) if len(prompt.parts[n].segment)]
+        # All memory first: where it is not there nothing is expected that nobody would send
+        self._kvs = [ArrivingKV(engine.pool.fingerprint, len(prompt.parts[n].segment), deadline) for n in texts]
+        for n, kv in zip(texts, self._kvs, strict=True):
+            part = prompt.parts[n]
+            engine.pool.expect(part.segment, Recipe("prompt", part.label, prompt.preceding[n], True), kv)
         layers = engine.pool.fingerprint.n_layers if self._kvs else 0
         rooms = [kv.rooms for kv in self._kvs]
         self.rooms = [[tensor for room in rooms for tensor in room[layer]] for layer in range(layers)]

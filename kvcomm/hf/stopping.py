@@ -11,6 +11,7 @@ import torch
 from transformers import StoppingCriteria
 
 from kvcomm.checks import need
+from kvcomm.store.base import Deadline
 
 
 def criteria_of(arguments: dict[str, Any]) -> tuple[StoppingCriteria, ...]:
@@ -62,10 +63,28 @@ class Cancellation(StoppingCriteria):
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs: Any) -> torch.BoolTensor:
         shape = (input_ids.shape[0],)
-        return torch.full(shape, self._event.is_set(), device=input_ids.device)  # type: ignore[return-value]
+        return torch.full(shape, self.cancelled, device=input_ids.device)  # type: ignore[return-value]
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the generation is to stop."""
+        return self._event.is_set()
 
     @staticmethod
     def check(criteria: Sequence[StoppingCriteria]) -> None:
         """Raise Cancelled if one of the criteria is a Cancellation that was cancelled."""
-        if any(isinstance(one, Cancellation) and one._event.is_set() for one in criteria):
+        if any(isinstance(one, Cancellation) and one.cancelled for one in criteria):
             raise Cancelled("the call was cancelled")
+
+
+class Until(Cancellation):
+    """Stops at the next token once a deadline has passed too: nobody waits for the answer any more."""
+
+    def __init__(self, deadline: Deadline) -> None:
+        super().__init__()
+        self._deadline = deadline
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the generation is to stop."""
+        return super().cancelled or not self._deadline.left()

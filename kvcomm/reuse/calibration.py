@@ -9,6 +9,7 @@ conformal prediction, Lei et al. 2018, without a split: four coefficients and a 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 from collections.abc import Sequence
@@ -20,14 +21,18 @@ from typing import Any
 
 import numpy as np
 
-from kvcomm.checks import need
+from kvcomm.checks import need, need_all
 from kvcomm.errors import InvalidInput
 from kvcomm.reuse.judgement import Features
 from kvcomm.types import ModelFingerprint
 
+log = logging.getLogger(__name__)
 NAMES = tuple(f.name for f in fields(Features))
 QUANTILES = (0.5, 0.8, 0.9, 0.95)
 SMALLEST = 1e-12  # of a feature or a KL, before its logarithm is taken
+LARGEST = 1e15  # of a number of a calibration; with smaller ones no sum of the law overflows
+MAX_BYTES = 1 << 16  # of a file; one has about 500
+_LARGEST_EXPONENT = 50.0
 FORMAT = 1
 
 
@@ -58,21 +63,26 @@ class Calibration:
         if (
             len(self.powers) != len(NAMES)
             or len(self.margins) != len(QUANTILES)
-            or not all(map(math.isfinite, numbers))
+            or not all(abs(number) <= LARGEST for number in numbers)
         ):
             raise InvalidInput(
-                f"a calibration has {len(NAMES)} powers and {len(QUANTILES)} margins, all finite numbers"
+                f"a calibration has {len(NAMES)} powers and {len(QUANTILES)} margins, numbers up to {LARGEST:g}; "
+                "calibrate again"
             )
+        if self.samples < 0:
+            raise InvalidInput(f"a calibration from {self.samples} calls; give 0 or more, or calibrate again")
         if min(self.powers) < 0 or min(self.margins) <= 0 or list(self.margins) != sorted(self.margins):
             raise InvalidInput("powers must be 0 or more, and margins above 0 and not decreasing; calibrate again")
 
     def predict(self, found: Features) -> float:
-        """Predicted mean KL in nats; 0 where no error is left."""
+        """Predicted mean KL in nats; 0 where no error is left, and beyond every bound where one is not finite."""
         if found.none:
             return 0.0
+        if not all(math.isfinite(getattr(found, name)) for name in NAMES):
+            return math.exp(_LARGEST_EXPONENT)
         logs = (math.log(max(getattr(found, name), SMALLEST)) for name in NAMES)
         exponent = self.intercept + sum(c * x for c, x in zip(self.powers, logs, strict=True))
-        return math.exp(min(exponent, 50.0))
+        return math.exp(min(exponent, _LARGEST_EXPONENT))
 
     def margin(self, confidence: float) -> float:
         """Factor over the prediction that ``confidence`` of all calls stay below, from the quantiles kept."""
@@ -83,6 +93,10 @@ class Calibration:
     def fits(self, fingerprint: ModelFingerprint) -> bool:
         """Whether it was made for this model."""
         return fingerprint.weights in self.weights and self.dtype == fingerprint.dtype
+
+    def serves(self, fingerprint: ModelFingerprint) -> bool:
+        """Whether it was fitted, and to this model where it says to which."""
+        return self.samples > 0 and (not self.weights or self.fits(fingerprint))
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -107,19 +121,28 @@ class Calibration:
         try:
             if data["format"] != FORMAT:
                 raise InvalidInput(f"a calibration of format {data['format']!r}; this version reads {FORMAT}")
+            need(data["samples"], int, "samples", "calibrate again")
+            need_all(data["weights"], str, "weights", "calibrate again")
+            for name in ("dtype", "about"):
+                need(data[name], str, name, "calibrate again")
             return cls(
-                float(data["intercept"]),
-                tuple(float(data["powers"][name]) for name in NAMES),
-                tuple(float(data["margins"][str(q)]) for q in QUANTILES),
-                int(data["samples"]),
-                tuple(map(str, data["weights"])),
-                str(data["dtype"]),
-                str(data["about"]),
+                _number(data["intercept"]),
+                tuple(_number(data["powers"][name]) for name in NAMES),
+                tuple(_number(data["margins"][str(q)]) for q in QUANTILES),
+                data["samples"],
+                tuple(data["weights"]),
+                data["dtype"],
+                data["about"],
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             if isinstance(error, InvalidInput):
                 raise
             raise InvalidInput(f"not a calibration ({error!r}); write one with kvcomm calibrate") from None
+
+
+def _number(value: object) -> float:
+    need(value, (int, float), "a number of a calibration", "calibrate again")
+    return float(value)  # type: ignore[arg-type]
 
 
 def check_confidence(confidence: float) -> None:
@@ -194,6 +217,7 @@ def find(fingerprint: ModelFingerprint) -> Calibration | None:
         found = read(own)
         if found.fits(fingerprint):
             return found
+        log.warning("%s is of another model or dtype than its name says; it is not used", own)
     for entry in (resources.files("kvcomm.reuse") / "calibrations").iterdir():
         if entry.name.endswith(".json"):
             shipped = Calibration.from_json(json.loads(entry.read_text(encoding="utf-8")))
@@ -209,6 +233,10 @@ def read(path: Path) -> Calibration:
         InvalidInput: it cannot be read or is none.
     """
     try:
-        return Calibration.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise InvalidInput(f"a calibration of more than {MAX_BYTES} bytes")
+        return Calibration.from_json(json.loads(data.decode("utf-8")))
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidInput(f"{path}: {error}; write it again with kvcomm calibrate") from None

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from kvcomm.checks import need, need_all, shown
 from kvcomm.errors import InvalidInput
 from kvcomm.reuse.backend import KVBuffer, ModelBackend
 from kvcomm.reuse.forecast import Forecast
@@ -25,6 +26,7 @@ from kvcomm.reuse.splice import cut, splice
 
 log = logging.getLogger(__name__)
 Clock = Callable[[], float]
+LARGEST_RATE_S = 1e6  # of anything that a rate stands for
 _PREFILLS = (32, 128, 384)
 _PASSES = (8, 64)
 _WEIGHT = 0.2  # of one call in the running factors
@@ -35,11 +37,25 @@ _FIRST_PER_SEGMENT = 12.0  # tokens recomputed a segment, until calls have shown
 
 @dataclass(frozen=True)
 class Rates:
-    """Seconds: overhead, a token and a pair of tokens of a prefill; the same of a pass; a byte moved."""
+    """Seconds: overhead, a token and a pair of tokens of a prefill; the same of a pass; a byte moved.
+
+    Raises:
+        InvalidInput: there are not as many, or one is no finite number of 0 or more.
+    """
 
     prefill: tuple[float, float, float]
     recompute: tuple[float, float]
     byte: float
+
+    def __post_init__(self) -> None:
+        for name, several, count in (("prefill", self.prefill, 3), ("recompute", self.recompute, 2)):
+            need_all(several, (int, float), name, f"give {count} numbers of seconds")
+            if len(several) != count:
+                raise InvalidInput(f"{name} has {len(several)} rates; give {count} numbers of seconds")
+        need(self.byte, (int, float), "byte", "give seconds a byte")
+        for seconds in (*self.prefill, *self.recompute, self.byte):
+            if not 0.0 <= seconds <= LARGEST_RATE_S:
+                raise InvalidInput(f"a rate is {seconds}; give seconds from 0 to {LARGEST_RATE_S:g}")
 
     def dense_s(self, head: int, tokens: int, byte: float) -> float:
         """Of computing a prompt of ``tokens`` behind an exact head, of ``byte`` bytes a token, that is moved."""
@@ -66,6 +82,9 @@ class Costs:
     """
 
     def __init__(self, rates: Rates | None = None, clock: Clock = time.perf_counter) -> None:
+        need(rates, (Rates, type(None)), "rates", "pass Rates, or nothing to have them measured")
+        if not callable(clock):
+            raise InvalidInput(f"clock is {shown(clock)}; pass a function that gives seconds")
         self.rates, self.clock = rates, clock
         self.factors = {"dense": 1.0, "reuse": 1.0}
         self.calls = {"dense": 0, "reuse": 0}

@@ -115,6 +115,12 @@ def _sums(e: Evidence) -> tuple[float, float, float, int]:
 
 
 def features(e: Evidence, ratio: float, tokens: int, left: torch.Tensor) -> Features:
-    """Of a segment alone, with ``left`` (bool [n]) of its tokens as spliced, in a prompt of so many tokens."""
-    off = e.expected * ratio * left
-    return Features(float((off * e.attended).sum()), float(off.sum()) / tokens, float((off * e.first).sum()))
+    """Of a segment alone, with ``left`` (bool [n]) of its tokens as spliced, in a prompt of so many tokens.
+
+    What is not finite (spliced KV so far off that its square, or the attention it receives, is none) stays so: no bound
+    holds for it.
+    """
+    off = (e.expected * ratio)[left]
+    return Features(
+        float((off * e.attended[left]).sum()), float(off.sum()) / tokens, float((off * e.first[left]).sum())
+    )

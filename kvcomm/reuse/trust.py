@@ -80,7 +80,8 @@ class Trust:
             run = [p for p in fuller.computed if p >= new[0]]
             extra += len(run) - len(new)
             plan = fuller
-        return replace(plan, judgement=self._judgement(plan, evidence, added, passes), extra_tokens=extra)
+        judgement = self._judgement(plan, evidence, added, passes, self.calibration.serves(backend.spec.fingerprint))
+        return replace(plan, judgement=judgement, extra_tokens=extra)
 
     def _features(self, plan: Plan, evidence: Sequence[Evidence]) -> list[Features]:
         tokens = len(plan.prompt)
@@ -99,11 +100,16 @@ class Trust:
             total = reduce(add, each, Features())
             if total.none or self.calibration.predict(total) * margin <= self.max_kl:
                 break
-            _halve(*max(zip(evidence, left, each, strict=True), key=lambda n: self.calibration.predict(n[2]))[:2])
+            open_ = [n for n in zip(evidence, left, each, strict=True) if n[1].any()]
+            if not open_:
+                break
+            _halve(*max(open_, key=lambda n: self.calibration.predict(n[2]))[:2])
         chosen = [p for e, keep in zip(evidence, left, strict=True) for p in e.positions[~keep].tolist()]
         return plan.recomputing(chosen, plan.extra_tokens)
 
-    def _judgement(self, plan: Plan, evidence: Sequence[Evidence], added: dict[int, int], passes: int) -> Judgement:
+    def _judgement(
+        self, plan: Plan, evidence: Sequence[Evidence], added: dict[int, int], passes: int, calibrated: bool
+    ) -> Judgement:
         parts: list[PartJudgement | None] = [None] * len(plan.parts)
         each = self._features(plan, evidence)
         for e, ratio, own in zip(evidence, ratios(evidence), each, strict=True):
@@ -116,7 +122,7 @@ class Trust:
             kl * self.calibration.margin(self.confidence),
             self.max_kl,
             self.confidence,
-            self.calibration.samples > 0,
+            calibrated,
             total,
             passes,
             tuple(parts),

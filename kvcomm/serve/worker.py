@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from kvcomm.anchors.stored import StoredPool
 from kvcomm.errors import FingerprintMismatch, InvalidInput, KVCommError
 from kvcomm.hf.handover import hand_over
+from kvcomm.hf.stopping import Cancelled, Until
 from kvcomm.reuse.policy import Exact
 from kvcomm.reuse.prompt import Part, Prompt
 from kvcomm.serve.admission import Admission
@@ -78,15 +79,22 @@ class Worker:
         ask.answer({"reused": plan.counts.exact, "computed": plan.counts.total - plan.counts.exact})
 
     def generate(self, ask: Ask) -> None:
-        """Answer a prompt greedily, from KV that the prefill worker sends where there is one."""
+        """Answer a prompt greedily, from KV that the prefill worker sends where there is one.
+
+        It ends at the request's deadline: who asked has given up then, and others wait for the place.
+        """
         tokens, label = ask.asked.integer("max_new_tokens", 1, 2**20), ask.asked.text("label", 256)
         prompt = _prompt(ask)
         with self._admission.slot():
             if self._prefiller is not None:
                 self._ask_for(prompt, self._prefiller, ask.deadline.left())
-            reply = self.engine.generate(
-                prompt, label=label, max_new_tokens=tokens, policy=Exact(), do_sample=False
-            )  # fmt: skip
+            try:
+                reply = self.engine.generate(
+                    prompt, label=label, max_new_tokens=tokens, policy=Exact(), do_sample=False,
+                    stopping_criteria=[Until(ask.deadline)],
+                )  # fmt: skip
+            except Cancelled:
+                raise ask.deadline.error(f"an answer of up to {tokens} tokens") from None
         ask.answer(
             {"prompt_tokens": reply.usage.prompt_tokens, "reused": reply.usage.exact, "ttft_s": reply.ttft_s},
             pack_tokens(reply.token_ids),

@@ -46,6 +46,7 @@ def worker(
     from kvcomm.transfer.tls import client_context, server_context
 
     to_stderr(False)
+    bound: Path | None = None
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
@@ -60,6 +61,7 @@ def worker(
             if tls is not None:
                 raise InvalidInput("TLS belongs to TCP; leave --socket or --certificate out")
             listener = listen_unix(socket_path.absolute())
+            bound = socket_path
         else:
             listener = listen_tcp(host or "", port, tls=tls, tokens=tokens is not None)
         shown = read_token(token_file)
@@ -67,11 +69,7 @@ def worker(
         trusted = None if ca is None else client_context(ca)
         known = None if token is None else {namespace: token}
         store = None if service is None else RemoteStore(service, tokens=known, tls=trusted)
-        try:
-            loaded = load(model)
-        except (OSError, ValueError) as error:
-            raise InvalidInput(f"model {model!r} does not load ({str(error)[:200]}); pass a folder or a name") from None
-        engine = Engine(*loaded, store=store, policy=Exact(), namespace=namespace)
+        engine = Engine(*load(model), store=store, policy=Exact(), namespace=namespace)
         prefiller = None if prefill is None else WorkerClient(prefill, namespace, token=token, tls=trusted)
         made = Worker(engine, role, prefiller=prefiller, through_store=through_store, slots=slots)
         if tokens is None:
@@ -82,13 +80,19 @@ def worker(
         server.start()
     except KVCommError as error:
         print(f"kvcomm worker: {error}", file=sys.stderr)
+        if bound is not None:
+            bound.unlink(missing_ok=True)
         raise typer.Exit(2) from error
     print(f"listening on {address_of(listener)}", flush=True)
     while not ended.wait(3600.0):
         pass
     server.stop()
-    engine.close()
-    if store is not None:
-        store.close()
-    if socket_path is not None:
-        socket_path.unlink(missing_ok=True)
+    if bound is not None:
+        bound.unlink(missing_ok=True)
+    try:
+        engine.close()
+        if store is not None:
+            store.close()
+    except KVCommError as error:
+        print(f"kvcomm worker: not everything was kept: {error}", file=sys.stderr)
+        raise typer.Exit(2) from error

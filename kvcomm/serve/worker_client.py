@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 import threading
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from kvcomm.types import ModelFingerprint, Segment, pack_tokens
 if TYPE_CHECKING:
     from kvcomm.hf.core import Core
 
+log = logging.getLogger(__name__)
 MAX_PARTS = 1024
 DEADLINE_S = 120.0
 
@@ -70,7 +72,10 @@ class WorkerClient:
             header = {"call": "prefill", "fingerprint": fingerprint_text(engine.pool.fingerprint),
                       "first": expected.first, "push": True, **_header(prompt)}  # fmt: skip
             given = (expected, header, _payload(prompt), deadline)
-            threading.Thread(target=self._receive, args=given, name="prefill", daemon=True).start()
+            try:
+                threading.Thread(target=self._receive, args=given, name="prefill", daemon=True).start()
+            except RuntimeError as error:  # as many threads as the system allows
+                expected.lose(StoreUnavailable(f"no thread to receive a prefill with ({error}); compute it here"))
 
     def prefill_to_store(self, model: ModelFingerprint, prompt: Prompt, *, deadline_s: float = DEADLINE_S) -> None:
         """Have a prompt's exact KV put into the worker's store; it is there on return. Raises KVCommError."""
@@ -106,6 +111,7 @@ class WorkerClient:
             expected.lose(StoreUnavailable(f"receiving a prefill failed ({type(failed).__name__})"))
             raise
         if error is not None:
+            log.warning("a prefill from %s is not used from here on: %s", self._client.address, error)
             expected.lose(error)
 
 

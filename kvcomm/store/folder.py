@@ -163,7 +163,7 @@ class Folder:
         except FileNotFoundError:
             write_whole(self.files, self.temporary(), path, json.dumps(wanted).encode())
             return
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise InvalidInput(f"{path} is no marker of format {FORMAT}; use another folder or update kvcomm")

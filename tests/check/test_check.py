@@ -152,3 +152,51 @@ def test_rank_correlation_by_hand() -> None:
 def test_points_beyond_the_axes_are_drawn_at_their_edge() -> None:
     assert as_text([(1e-9, 1e3)]).count("o") == 1
     assert as_svg([(1e-9, 1e3)]).count("<circle") == 1
+
+
+def example(**change: object) -> dict[str, object]:
+    return {"kind": "a", "texts": ["one text", "and so on"], "question": "how many?", **change}
+
+
+BAD_PROMPTS = {
+    "deep": "[" * 20_000 + "]" * 20_000,
+    "a very long number": "1" * 5_000,
+    "zeros": "\0" * 50,
+    "nothing": "",
+    "half a character": json.dumps(example(question="\ud800")),
+    "a text longer than the model": json.dumps(example(texts=["word " * 6000, "b"])),
+}
+
+
+@pytest.mark.parametrize("command", ["check", "calibrate"])
+@pytest.mark.parametrize("name", BAD_PROMPTS)
+def test_bad_prompts_are_exit_code_two(folder: str, tmp_path: Path, command: str, name: str) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text("\n".join([BAD_PROMPTS[name]] * 6), encoding="utf-8")
+    result = CliRunner().invoke(app, [command, "--model", folder, "--prompts", str(path), "--answer-tokens", "2"])
+    assert result.exit_code == 2 and isinstance(result.exception, SystemExit)
+    assert result.stderr.splitlines()[-1].startswith("kvcomm: ")
+
+
+@pytest.mark.parametrize("command", ["check", "calibrate"])
+def test_a_model_whose_files_are_damaged_is_exit_code_two(tmp_path: Path, command: str) -> None:
+    FAMILIES["llama"]().save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
+    result = CliRunner().invoke(app, [command, "--model", str(tmp_path)])
+    assert result.exit_code == 2 and isinstance(result.exception, SystemExit) and "does not load" in result.stderr
+
+
+def test_kinds_and_texts_may_hold_what_terminals_and_lines_take_for_marks(folder: str, tmp_path: Path) -> None:
+    path = tmp_path / "odd.jsonl"
+    line = json.dumps(example(kind="[/b]", texts=["one\u2028line\u0085of", "text"]), ensure_ascii=False)
+    path.write_text("\n".join([line] * 5), encoding="utf-8")
+    assert len(read(path)) == 5
+    result = CliRunner().invoke(app, ["check", "--model", folder, "--prompts", str(path), "--answer-tokens", "2"])
+    assert result.exit_code in (0, 1) and isinstance(result.exception, SystemExit | None)
+    assert "mean KL by kind: [/b]" in result.stdout
+
+
+def test_a_file_of_prompts_without_an_end_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="more than 67108864 bytes"):
+        read(Path("/dev/zero"))

@@ -15,7 +15,7 @@ from kvcomm import Balanced, Engine, Exact, Fast
 from kvcomm.anchors import stored
 from kvcomm.anchors.arriving import ArrivalLost, ArrivingKV
 from kvcomm.errors import CorruptEntry, InvalidInput, StoreUnavailable
-from kvcomm.keys import CacheKey
+from kvcomm.keys import CacheKey, Recipe
 from kvcomm.reuse.arriving import Coming, Filling
 from kvcomm.reuse.backend import KVBuffer
 from kvcomm.reuse.plan import Plan
@@ -303,3 +303,30 @@ def test_a_real_connection_cut_in_the_middle(tmp_path: Path, share: float) -> No
         assert reply.usage.exact < prompt.starts[-2] + len(prompt.parts[-2].segment)
         assert second.pool.faults >= 1  # type: ignore[attr-defined]
         kept.close()
+
+
+def test_whoever_asks_after_the_end_is_told_at_once() -> None:
+    """A base that is lost while a pool begins to expect it does not stay in that pool."""
+    engine = engine_of()
+    prompt = two_agents(engine)[0].prompt(task=TASK)
+    part, fingerprint = prompt.parts[0], engine.pool.fingerprint
+    kv = ArrivingKV(fingerprint, len(part.segment), Deadline(5.0))
+    kv.lose(StoreUnavailable("gone"))
+    assert engine.pool.expect(part.segment, Recipe("prompt", part.label, "", True), kv)
+    assert not engine.pool._arriving and not engine.pool.bases(part.segment)
+    assert engine.generate(prompt, max_new_tokens=3, **GREEDY).token_ids == answer(engine, prompt, 3)
+
+
+def test_a_pool_that_fails_at_the_end_lets_nobody_wait() -> None:
+    kv = ArrivingKV(engine_of().pool.fingerprint, 3, Deadline(30.0))
+
+    def fails(error: Any) -> None:
+        raise MemoryError
+
+    kv.at_end(fails)
+    with pytest.raises(MemoryError):
+        kv.lose(StoreUnavailable("gone"))
+    began = time.monotonic()
+    with pytest.raises(ArrivalLost, match="gone"):
+        kv.whole()
+    assert time.monotonic() - began < 5.0

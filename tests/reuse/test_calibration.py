@@ -96,3 +96,53 @@ def test_another_file_is_refused(tmp_path: Path, change: dict[str, object]) -> N
 def test_wrong_numbers_are_refused(fields: tuple[float, tuple[float, ...], tuple[float, ...]]) -> None:
     with pytest.raises(InvalidInput):
         Calibration(*fields)
+
+
+def written(**change: object) -> str:
+    return json.dumps(UNCALIBRATED.to_json() | change)
+
+
+HOSTILE = {
+    "deep": "[" * 20_000 + "]" * 20_000,
+    "long": json.dumps(UNCALIBRATED.to_json()) + " " * (1 << 17),
+    "larger than any float": written().replace("2.5", "1" + "0" * 400),
+    "so large that sums overflow": written(powers=dict.fromkeys(("attended", "spread", "first"), 1e308)),
+    "infinite samples": written(samples=math.inf),
+    "samples below 0": written(samples=-1),
+    "samples as a share": written(samples=0.5),
+    "letters for weights": written(weights="abc"),
+    "a number in words": written(intercept="2.5"),
+    "true": written(intercept=True),
+    "infinite margins": written(margins=dict.fromkeys(map(str, QUANTILES), math.inf)),
+    "a name that is none": written(about={"a": 1}),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "c.json"
+    path.write_text(HOSTILE[name], encoding="utf-8")
+    with pytest.raises(InvalidInput, match="c.json"):
+        read(path)
+
+
+def test_a_file_without_an_end_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="more than 65536 bytes"):
+        read(Path("/dev/zero"))
+
+
+def test_a_file_of_another_model_is_named_and_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("KVCOMM_CALIBRATIONS", str(tmp_path))
+    other = fit(drawn(50, 6), weights=("other",), dtype="float32")
+    path = save(other, tmp_path / f"{FINGERPRINT.weights[:32]}-float32.json")
+    assert find(FINGERPRINT) is None and path.name in caplog.text
+    assert other.samples and not other.serves(FINGERPRINT)
+    assert replace(other, weights=()).serves(FINGERPRINT)  # says nothing of a model: whoever passes it vouches
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("name", ["attended", "spread", "first"])
+def test_what_is_not_finite_is_beyond_every_bound(bad: float, name: str) -> None:
+    assert UNCALIBRATED.predict(replace(Features(0.1, 0.1, 0.1), **{name: bad})) > 1e20

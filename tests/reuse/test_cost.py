@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -134,3 +135,16 @@ def test_where_nothing_is_learned_calls_teach_no_costs() -> None:
         forecasts.append(reply.plan.forecast)
     assert forecasts[0] == forecasts[1] is not None
     assert (dict(engine.costs.factors), dict(engine.costs.calls)) == before
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0, 1e300, "1", None, True])
+def test_rates_that_are_no_seconds_are_refused(bad: Any) -> None:
+    for fields in (((bad, 0.0, 0.0), (0.0, 0.0), 0.0), ((0.0,) * 3, (0.0, bad), 0.0), ((0.0,) * 3, (0.0,) * 2, bad)):
+        with pytest.raises(InvalidInput, match="seconds"):
+            Rates(*fields)
+    with pytest.raises(InvalidInput, match="2 numbers"):
+        Rates((0.0,) * 3, (0.0,) * 3, 0.0)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="rates is"):
+        Costs((0.0,) * 3)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="clock is"):
+        Costs(clock=5.0)  # type: ignore[arg-type]

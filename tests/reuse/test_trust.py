@@ -178,3 +178,37 @@ def test_the_plan_says_it() -> None:
     policy = Reuse(select=Leading(2), dense_above=1.0, max_kl=1e6)
     plan, _ = prepare(case().backend, case().plan, policy, book(), 0)
     assert "not calibrated for this model" in str(plan)
+
+
+@pytest.mark.parametrize("value", [1e18, 1e30, 3e38])
+def test_kv_so_far_off_that_its_square_is_infinite_is_computed(value: float) -> None:
+    """A base may hold any finite number. Its error is then none, and so is the attention that it receives."""
+    made = case()
+    for part in (made.plan.parts[1], made.plan.parts[3]):
+        assert part.base is not None
+        part.base.kv.keys.fill_(value)
+        part.base.kv.values.fill_(-value)
+    plan, buffer = carried(made, 0.05)
+    assert judged(plan).features.none and plan.counts.approximate == 0
+    assert error(finish(made, buffer), made.logits[-1]) < 2e-5
+
+
+@pytest.mark.parametrize("power", [1e3, 1e12])
+def test_a_law_that_tells_no_segments_apart_ends_too(power: float) -> None:
+    """All predictions of a segment are 0, or all are beyond: the one that was computed first is not chosen for ever."""
+    made = case()
+    for intercept in (1e14, -1e14, 0.0):
+        law = Calibration(intercept, (power, power, power), (1.0, 1.0, 1.0, 1.0), samples=100)
+        policy = Reuse(select=Leading(2), dense_above=1.0, max_kl=1e-9)
+        plan, _ = prepare(made.backend, made.plan, policy, book(), 0, Estimates(law))
+        assert judged(plan).features.none or judged(plan).kl <= 1e-9
+
+
+def test_another_models_law_is_not_called_calibrated() -> None:
+    made = case()
+    policy = Reuse(select=Leading(2), dense_above=1.0, max_kl=1e6)
+    told = [
+        judged(prepare(made.backend, made.plan, policy, book(), 0, Estimates(replace(LAW, weights=of)))[0]).calibrated
+        for of in ((), ("another model",))
+    ]
+    assert told == [True, False]

@@ -13,9 +13,19 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from kvcomm import Engine, Exact
-from kvcomm.errors import AccessDenied, FingerprintMismatch, InvalidInput, KVCommError, ProtocolError, StoreUnavailable
+from kvcomm.cli import app
+from kvcomm.errors import (
+    AccessDenied,
+    DeadlineExceeded,
+    FingerprintMismatch,
+    InvalidInput,
+    KVCommError,
+    ProtocolError,
+    StoreUnavailable,
+)
 from kvcomm.hf.handover import hand_over
 from kvcomm.reuse.prompt import Part, Prompt
 from kvcomm.serve.server import Server
@@ -244,3 +254,55 @@ def test_the_command_refuses(tmp_path: Path, options: list[str], why: str) -> No
     command = [sys.executable, "-m", "kvcomm.cli", "worker", "--role", "both", *model, *given]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and why in done.stderr.replace("\n", " "), done.stderr[-1000:]
+    assert not (tmp_path / "w.sock").exists()
+
+
+def test_the_command_names_a_model_whose_files_are_damaged(tmp_path: Path) -> None:
+    engine = engine_of()
+    engine.model.save_pretrained(tmp_path)
+    engine.tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
+    given = ["--role", "both", "--model", str(tmp_path), "--socket", str(tmp_path / "w.sock")]
+    done = CliRunner().invoke(app, ["worker", *given])
+    assert done.exit_code == 2 and "does not load" in done.stderr and not (tmp_path / "w.sock").exists()
+
+
+def test_an_answer_ends_at_the_deadline_of_who_asked(tmp_path: Path) -> None:
+    """And whoever waits behind it gets its place: the worker does not write on for nobody."""
+    slow = engine_of(policy=Exact(), learn=False)
+    slow.model.base_model.layers[0].register_forward_hook(lambda *_: time.sleep(0.01))
+    prompt = prompt_of()
+    with running(tmp_path / "w.sock", Worker(slow, "both")) as address:
+        client = WorkerClient(address)
+        began = time.monotonic()
+        with pytest.raises(DeadlineExceeded):
+            client.generate(prompt, max_new_tokens=3500, deadline_s=1.0)  # half a minute and more
+        reply = client.generate(prompt, max_new_tokens=2, deadline_s=60.0)
+        assert reply.token_ids == answer(slow, prompt, 2) and time.monotonic() - began < 20.0
+        client.close()
+    assert not slow.pool._arriving
+
+
+def test_why_a_prefill_does_not_come_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Although nobody waited for it yet."""
+    decoding, other = engine_of(policy=Exact()), engine_of("qwen2", policy=Exact())
+    with running(tmp_path / "w.sock", Worker(other, "prefill")) as address:
+        client = WorkerClient(address)
+        client.prefill(decoding, prompt_of())
+        for _ in range(200):
+            if not decoding.pool._arriving:
+                break
+            time.sleep(0.05)
+        client.close()
+    assert not decoding.pool._arriving and "start both with one model" in caplog.text
+
+
+def test_no_thread_to_receive_with_means_computing_here(
+    prefill_engine: Engine, expected: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoding = engine_of(policy=Exact())
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", lambda self: (_ for _ in ()).throw(RuntimeError("can't start")))
+        WorkerClient("unix:/nowhere").prefill(decoding, prompt_of())
+    assert not decoding.pool._arriving
+    assert decoding.generate(prompt_of(), max_new_tokens=NEW, do_sample=False).token_ids == expected
