@@ -11,6 +11,7 @@ PIP_FLAGS ?=
 DEMO_FLAGS ?=
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 EXTRAS := .[eval,dev,crypto,smolagents,langchain]
+SERVERS := libibverbs1 libnuma1 libcurl4 etcd-server iproute2 redis-server
 
 BIN := .venv/bin
 READY := .venv/.ready
@@ -48,9 +49,11 @@ demo: $(READY)
 demo-cluster: $(READY)
 	$(BIN)/python -m benchmarks.cluster
 
-# Servers that tests and demos of the distributed tiers start; needs root and Debian. Without them those tests skip.
+# Servers that tests and demos of the distributed tiers start; needs Debian, and root unless they are there. Without
+# them those tests skip.
 engines: $(READY)
-	apt-get install -y -q --no-install-recommends libibverbs1 libnuma1 libcurl4 etcd-server iproute2 redis-server
+	dpkg -s $(SERVERS) >/dev/null || { apt-get update -q && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $(SERVERS); }
 	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e '.[mooncake,redis]'
 
 lint: $(READY)
