@@ -45,9 +45,11 @@ $(LATEST_READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/python -m eval demo $(DEMO_FLAGS)
 
-# A service and two engines: TTFT cold, from own memory, and in a process that has never seen the prompt.
+# A server and two engines: TTFT cold, from own memory, and in a process that has never seen the prompt.
+# ENGINE=redis or ENGINE=mooncake (both need `make engines`) instead of the anchor service.
+ENGINE ?= service
 demo-cluster: $(READY)
-	$(BIN)/python -m benchmarks.cluster
+	$(BIN)/python -m benchmarks.cluster --engine $(ENGINE) $(CLUSTER_FLAGS)
 
 # Servers that tests and demos of the distributed tiers start; needs Debian, and root unless they are there. Without
 # them those tests skip.

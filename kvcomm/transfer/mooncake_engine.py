@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +26,7 @@ _MEANINGS = {
     -900: "the master does not answer", LEASE_EXPIRED: "the lease ended during the read",
 }  # fmt: skip
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.01, 0.5
+_LONGEST_CLOSE_S = 5.0
 
 
 class PartMissing(Exception):
@@ -155,7 +157,15 @@ class MooncakeEngine:
         return gone
 
     def close(self) -> None:
-        """Disconnect. A call that hangs keeps its thread and the memory until it returns."""
+        """Disconnect, and wait for that a few seconds at most: after a master was lost Mooncake takes half a minute.
+
+        What hangs keeps its thread and the memory until it returns; a process that ends waits for it.
+        """
+        closing = threading.Thread(target=self._disconnect, name="mooncake-close")
+        closing.start()
+        closing.join(_LONGEST_CLOSE_S)
+
+    def _disconnect(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._client.close()
 
