@@ -1,8 +1,8 @@
 """Three processes on one machine: a server and two engines. TTFT cold, from own memory, and in a fresh process.
 
 ``python -m benchmarks.cluster`` writes results/cluster.json; with ``--engine redis`` or ``mooncake`` that takes the
-anchor service's place, and the file is results/cluster-ENGINE.json. The first engine computes a prompt, answers it again
-from its own memory, and gives what it computed to the server. The second one, another process, has never seen it.
+service's place, and the file is results/cluster-ENGINE.json. The first engine computes a prompt, answers it again from
+its own memory, and gives what it computed to the server. The second one, another process, has never seen it.
 """
 
 from __future__ import annotations

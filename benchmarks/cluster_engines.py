@@ -71,14 +71,17 @@ def _serve_mooncake(folder: Path) -> Iterator[str]:
     if reason:
         raise SystemExit(f"no Mooncake cluster can be started here: {reason}")
     with private_network(), Cluster(folder, node_mib=NODE_MIB) as cluster:
-        yield cluster.address
+        yield f"{cluster.address} {folder / 'catalogue'}"
 
 
 def _connect_mooncake(address: str) -> Store:
+    """The catalogue, which tells a process what others hold, lies in a folder here; the anchor service is for hosts."""
+    from kvcomm.store import DiskStore
     from kvcomm.transfer.mooncake import MooncakeStore
     from kvcomm.transfer.mooncake_config import MooncakeConfig
 
-    return MooncakeStore(MooncakeConfig(master=address))
+    master, catalogue = address.split(" ", 1)
+    return MooncakeStore(MooncakeConfig(master=master), blobs=DiskStore(Path(catalogue)).blobs)
 
 
 ENGINES = {
