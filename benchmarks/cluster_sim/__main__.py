@@ -1,8 +1,8 @@
 """Command line of the simulation.
 
 ``python -m benchmarks.cluster_sim --out results/cluster-sim.json --plots docs`` runs the sweep; with ``--nodes 1000
---shards 8`` one cluster. ``--check`` with ``--measured`` predicts a run of the demo from runs of other lengths; ``--out``
-then adds that to the sweep's file, ``--page`` to its page: docs/cluster-sim.md has the whole command.
+--shards 8`` one cluster. ``--check`` with ``--measured`` predicts a run of the demo from others; ``--out`` then
+adds that to the sweep's file, ``--page`` to its page: docs/cluster-sim.md has the whole command.
 """
 
 from __future__ import annotations
