@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,7 +25,6 @@ _MEANINGS = {
     -900: "the master does not answer", LEASE_EXPIRED: "the lease ended during the read",
 }  # fmt: skip
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.01, 0.5
-_LONGEST_CLOSE_S = 5.0
 
 
 class PartMissing(Exception):
@@ -157,15 +155,11 @@ class MooncakeEngine:
         return gone
 
     def close(self) -> None:
-        """Disconnect, and wait for that a few seconds at most: after a master was lost Mooncake takes half a minute.
+        """Disconnect. A call that hangs keeps its thread and the memory until it returns.
 
-        What hangs keeps its thread and the memory until it returns; a process that ends waits for it.
+        After a fail-over with etcd, Mooncake's own close takes half a minute and holds the interpreter all that time, so
+        no deadline can be put on it from here.
         """
-        closing = threading.Thread(target=self._disconnect, name="mooncake-close")
-        closing.start()
-        closing.join(_LONGEST_CLOSE_S)
-
-    def _disconnect(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._client.close()
 
