@@ -11,6 +11,7 @@ PIP_FLAGS ?=
 DEMO_FLAGS ?=
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 EXTRAS := .[eval,dev,crypto,smolagents,langchain]
+SERVERS := libibverbs1 libnuma1 libcurl4 etcd-server iproute2 redis-server
 
 BIN := .venv/bin
 READY := .venv/.ready
@@ -44,13 +45,17 @@ $(LATEST_READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/python -m eval demo $(DEMO_FLAGS)
 
-# A service and two engines: TTFT cold, from own memory, and in a process that has never seen the prompt.
+# A server and two engines: TTFT cold, from own memory, and in a process that has never seen the prompt.
+# ENGINE=redis or ENGINE=mooncake (both need `make engines`) instead of the anchor service.
+ENGINE ?= service
 demo-cluster: $(READY)
-	$(BIN)/python -m benchmarks.cluster
+	$(BIN)/python -m benchmarks.cluster --engine $(ENGINE) $(CLUSTER_FLAGS)
 
-# Servers that tests and demos of the distributed tiers start; needs root and Debian. Without them those tests skip.
+# Servers that tests and demos of the distributed tiers start; needs Debian, and root unless they are there. Without
+# them those tests skip.
 engines: $(READY)
-	apt-get install -y -q --no-install-recommends libibverbs1 libnuma1 libcurl4 etcd-server iproute2 redis-server
+	dpkg -s $(SERVERS) >/dev/null || { apt-get update -q && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $(SERVERS); }
 	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e '.[mooncake,redis]'
 
 lint: $(READY)

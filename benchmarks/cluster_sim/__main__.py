@@ -1,7 +1,8 @@
 """Command line of the simulation.
 
 ``python -m benchmarks.cluster_sim --out results/cluster-sim.json --plots docs`` runs the sweep; with ``--nodes 1000
---shards 8`` one cluster; ``--check results/cluster.json`` the comparison with the demo.
+--shards 8`` one cluster. ``--check`` with ``--measured`` predicts a run of the demo from others; ``--out`` then
+adds that to the sweep's file, ``--page`` to its page: docs/cluster-sim.md has the whole command.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.cluster_sim import costs as unit_costs
 from benchmarks.cluster_sim.cluster import Cluster
-from benchmarks.cluster_sim.demo import compare, within
+from benchmarks.cluster_sim.demo import compare, into, table, within
 from benchmarks.cluster_sim.workload import SOURCES, Shape
 
 NODES = (10, 30, 100, 300, 1000)
@@ -42,6 +43,23 @@ def saturation(runs: list[dict[str, object]]) -> dict[str, int | None]:
     return found
 
 
+def check(
+    costs: unit_costs.Costs, demo: Path, runs: list[Path], out: Path | None, page: Path | None
+) -> dict[str, object]:
+    """What the file of the sweep holds, and the comparison as its member ``demo``; a table of it goes into the page."""
+    measured = json.loads(demo.read_text())
+    compared = compare(costs, [json.loads(run.read_text()) for run in runs], measured)
+    held: dict[str, object] = json.loads(out.read_text()) if out is not None and out.exists() else {}
+    held["demo"] = {
+        **{one.name: {**dataclasses.asdict(one), "error": round(one.error, 4)} for one in compared},
+        "tokens": measured["tokens"], "costs_from": [run.name for run in runs], "within_20_percent": within(compared),
+    }  # fmt: skip
+    print(table(compared, measured["tokens"]))
+    if page is not None:
+        page.write_text(into(page.read_text(), table(compared, measured["tokens"])))
+    return held
+
+
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -53,6 +71,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--plots", type=Path)
     parser.add_argument("--check", type=Path, help="results/cluster.json of python -m benchmarks.cluster")
+    parser.add_argument("--measured", type=Path, nargs="+", default=[], help="runs of other lengths: the unit costs")
+    parser.add_argument("--page", type=Path)
     chosen = parser.parse_args()
     costs, sources = unit_costs.read(chosen.costs)
     shape = Shape()
@@ -62,9 +82,7 @@ def main() -> None:
     }  # fmt: skip
     started = time.perf_counter()
     if chosen.check is not None:
-        compared = compare(costs, json.loads(chosen.check.read_text()))
-        result = {one.name: {**dataclasses.asdict(one), "error": round(one.error, 4)} for one in compared}
-        result["within_20_percent"] = within(compared)
+        result = check(costs, chosen.check, chosen.measured, chosen.out, chosen.page)
     elif chosen.nodes is not None:
         cluster = Cluster(costs, shape, chosen.nodes, chosen.shards, chosen.seed)
         result |= cluster.run(chosen.seconds).summary()

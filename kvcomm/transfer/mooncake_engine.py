@@ -155,7 +155,11 @@ class MooncakeEngine:
         return gone
 
     def close(self) -> None:
-        """Disconnect. A call that hangs keeps its thread and the memory until it returns."""
+        """Disconnect. A call that hangs keeps its thread and the memory until it returns.
+
+        After a fail-over with etcd Mooncake's own close takes half a minute and holds the interpreter all that time,
+        so no deadline can be put on it from here.
+        """
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._client.close()
 

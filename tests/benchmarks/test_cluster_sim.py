@@ -12,7 +12,7 @@ import pytest
 from benchmarks.cluster_sim import costs as unit_costs
 from benchmarks.cluster_sim.__main__ import saturation
 from benchmarks.cluster_sim.cluster import Cluster, Lru
-from benchmarks.cluster_sim.demo import compare, simulate, within
+from benchmarks.cluster_sim.demo import MARK, compare, into, measured, simulate, table, within
 from benchmarks.cluster_sim.workload import SOURCES, Shape
 from kvcomm.errors import InvalidInput
 
@@ -82,14 +82,36 @@ def test_thousand_nodes_take_under_two_minutes_of_this_process() -> None:
     assert time.process_time() - start < 120
 
 
-def test_demo_check_accepts_what_agrees_and_refuses_what_does_not() -> None:
-    result: dict[str, object] = {"tokens": 1200, "cached_tokens": 1100, "bytes_moved": 1100 * COSTS.bytes_per_token}
-    result |= simulate(COSTS, 1200, 1100, 1100 * COSTS.bytes_per_token)
-    assert within(compare(COSTS, result), 0.001)
-    slower = {name: value * 3 if name.endswith("_s") else value for name, value in result.items()}  # type: ignore[operator]
-    assert not within(compare(COSTS, {**result, "remote_s": float(str(result["remote_s"])) * 1.3}))
-    assert not within(compare(COSTS, {**result, "local_s": float(str(result["local_s"])) * 0.7}))
-    assert compare(COSTS, slower)  # a slower machine is calibrated on its own cold calls
-    for bad in ({"tokens": 0}, {"cold_s": None}, {"cached_tokens": 5000}, {"remote_s": True}):
+def demo(tokens: int, costs: unit_costs.Costs) -> dict[str, object]:
+    """A run of the demo that went just as these costs say."""
+    moved = (tokens - 1) * COSTS.bytes_per_token
+    return {
+        "tokens": tokens,
+        "cached_tokens": tokens - 1,
+        "bytes_moved": moved,
+        **simulate(costs, tokens, tokens - 1, moved),
+    }
+
+
+def test_demo_is_predicted_from_runs_of_other_lengths_and_what_disagrees_is_refused() -> None:
+    machine = dataclasses.replace(COSTS, recompute_share=0.0, dense_a_s=9e-4, splice_s=5e-5, service_bytes_s=3e8)
+    runs, result = [demo(1000, machine), demo(3000, machine)], demo(2000, machine)
+    found = measured(COSTS, runs)
+    for name in ("dense_a_s", "dense_b_s", "splice_s", "last_token_s", "service_bytes_s"):
+        assert getattr(found, name) == pytest.approx(getattr(machine, name), rel=1e-4)
+    compared = compare(COSTS, runs, result)
+    assert [one.name for one in compared] == ["cold_s", "local_s", "remote_s"]
+    assert within(compared, 0.001)
+    for name in ("cold_s", "local_s", "remote_s"):
+        for factor in (0.7, 1.3):
+            assert not within(compare(COSTS, runs, {**result, name: float(str(result[name])) * factor}))
+    for bad in ({"tokens": 0}, {"cold_s": None}, {"cached_tokens": 5000}, {"remote_s": True}, {"tokens": 3000}):
         with pytest.raises(InvalidInput):
-            compare(COSTS, {**result, **bad})
+            compare(COSTS, runs, {**result, **bad})
+    with pytest.raises(InvalidInput, match="two lengths"):
+        compare(COSTS, runs[:1], result)
+    with pytest.raises(InvalidInput, match="under the local one"):
+        compare(COSTS, [runs[0], {**runs[1], "remote_s": 1e-6}], result)
+    assert "| remote |" in into(f"before {MARK}\nold{MARK} after", table(compared, 2000))
+    with pytest.raises(InvalidInput, match="marks"):
+        into("no marks", "text")

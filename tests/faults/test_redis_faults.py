@@ -262,3 +262,33 @@ def test_writer_that_died_leaves_what_goes_by_itself(
     assert all(0 < each <= 71_000 for each in left)
     assert put(store, 1)
     assert whole(store, 1)
+
+
+def test_a_lease_does_not_hold_against_eviction_and_never_gives_other_bytes(serve: Callable[..., Any]) -> None:
+    """Redis evicts under ten leased handles; each then reads its own bytes, or says that they are gone, and zeros."""
+    _, store = serve("--maxmemory", "6mb", "--maxmemory-policy", "allkeys-lru")
+    handles = []
+    for number in range(10):
+        assert put(store, number)
+        handle = store.get(sample(number, tokens=TOKENS, model=WIDE)[0], lease_s=60.0)
+        if handle is not None:
+            handles.append((number, handle))
+    for number in range(100, 120):  # more than fits: what was used longest ago goes, by part
+        put(store, number)
+    wholes = gone = 0
+    for number, handle in handles:
+        out = empty_kv(WIDE, TOKENS)
+        out.keys.fill_(7)
+        with handle:
+            try:
+                handle.read_into(out)
+            except StoreUnavailable:
+                assert not out.keys.any()
+                gone += 1
+            else:
+                assert same(out, sample(number, tokens=TOKENS, model=WIDE)[1].kv)
+                wholes += 1
+        whole(store, number)  # afterwards: whole or a miss, no error
+    assert gone, "nothing was evicted: the test shows nothing"
+    assert wholes + gone == len(handles) >= 5
+    assert store.stats().counters.get("corrupt", 0) == 0
