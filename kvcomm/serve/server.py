@@ -8,10 +8,9 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from kvcomm.errors import KVCommError, Overloaded
-from kvcomm.serve.session import HELLO_S
+from kvcomm.serve.conversation import HELLO_S, Conversation
 from kvcomm.store.base import Deadline
 from kvcomm.transfer.frame import Kind
 from kvcomm.transfer.refusal import refusal
@@ -21,25 +20,8 @@ log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 512
 
 
-class Serves(Protocol):
-    """What serves one connection."""
-
-    @property
-    def leases(self) -> int:
-        """Entries that its client has pinned."""
-        ...
-
-    def run(self) -> None:
-        """Serve until the connection ends."""
-        ...
-
-    def stop(self, *, now: bool = False) -> None:
-        """End after the call that runs, or in the middle of it; from another thread."""
-        ...
-
-
 class Server:
-    """Serves listening sockets until ``stop``. The sockets are the server's from then on.
+    """Conversation listening sockets until ``stop``. The sockets are the server's from then on.
 
     Args:
         session: makes what serves a connection.
@@ -49,12 +31,12 @@ class Server:
     """
 
     def __init__(
-        self, session: Callable[[Wire], Serves], listeners: Sequence[socket.socket], *,
+        self, session: Callable[[Wire], Conversation], listeners: Sequence[socket.socket], *,
         tls: ssl.SSLContext | None = None, max_connections: int = MAX_CONNECTIONS,
     ) -> None:  # fmt: skip
         self._session, self._listeners, self._tls = session, list(listeners), tls
         self._max = max_connections
-        self._sessions: dict[Serves, threading.Thread] = {}
+        self._sessions: dict[Conversation, threading.Thread] = {}
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._accepting: list[threading.Thread] = []

@@ -1,9 +1,8 @@
-"""One connection: a token first, then one call after the other, each answered or refused; a thread of its own."""
+"""One connection to the service: each call answered or refused, timed and counted."""
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from kvcomm.errors import AccessDenied, KVCommError, ProtocolError, StoreUnavailable
 from kvcomm.serve import calls_follow, calls_learned, calls_read, calls_service, calls_write
 from kvcomm.serve.call import Call, Leases
+from kvcomm.serve.conversation import FRAME_S, Conversation
 from kvcomm.serve.core import Core, Done
 from kvcomm.store.base import Deadline
 from kvcomm.transfer.auth import Grant
@@ -20,12 +20,8 @@ from kvcomm.transfer.schema import Members
 from kvcomm.transfer.wire import Wire
 
 log = logging.getLogger(__name__)
-HELLO_S = 5.0
-FRAME_S = 30.0
-IDLE_S = 300.0
 GRANT_S = 2.0
 DEFAULT_DEADLINE_MS = 10_000
-MAX_TOKEN_CHARS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,86 +67,47 @@ CALLS: dict[str, _Known] = {
 }
 
 
-class Session:
-    """Serves one connection until it ends. ``stop`` may be called from another thread."""
+class Session(Conversation):
+    """One connection to the anchor service."""
 
     def __init__(self, core: Core, wire: Wire) -> None:
-        self._core, self._wire = core, wire
+        super().__init__(wire)
+        self._core = core
         self._leases = Leases()
-        self._stopping = threading.Event()
-        self._busy = False
         self._checked = 0.0
-
-    def run(self) -> None:
-        """Serve; returns when the connection ended, for whatever reason."""
-        try:
-            grant = self._greet()
-            while not self._stopping.is_set() and self._wire.idle(IDLE_S):
-                preamble, header = self._wire.receive(Deadline(FRAME_S))
-                self._busy = True
-                if self._stopping.is_set():
-                    raise StoreUnavailable("the service is stopping; connect again later")
-                self._serve(grant, preamble, header)
-                self._busy = False
-        except ProtocolError as error:
-            self._refuse(0, error)
-        except KVCommError:
-            pass
-        except Exception:
-            log.exception("a connection failed")
-        finally:
-            self._leases.close()
-            self._wire.close()
 
     @property
     def leases(self) -> int:
         """Entries that are pinned."""
         return len(self._leases.held)
 
-    def stop(self, *, now: bool = False) -> None:
-        """End after the call that runs, or in the middle of it."""
-        self._stopping.set()
-        if now or not self._busy:
-            self._wire.close()
+    def _end(self) -> None:
+        self._leases.close()
+        super()._end()
 
-    def _greet(self) -> Grant:
-        deadline = Deadline(HELLO_S)
-        preamble, header = self._wire.receive(deadline)
-        members = Members(header)
+    def _admit(self, token: bytes) -> Grant:
         try:
-            if preamble.kind is not Kind.REQUEST or members.text("call", 32) != "hello" or preamble.payload_bytes:
-                raise ProtocolError("a connection begins with hello; the connection is closed")
-            token = members.text("token", MAX_TOKEN_CHARS)
-            members.end()
-            grant = self._core.authenticate(token.encode())
-        except AccessDenied as error:
+            return self._core.authenticate(token)
+        except AccessDenied:
             self._core.on_denied("unknown", "", "hello")
-            self._refuse(preamble.number, error)
             raise
-        self._wire.send(
-            Kind.ANSWER, preamble.number, {"namespace": grant.namespace, "rights": sorted(grant.rights)}, deadline
-        )
-        return grant
 
-    def _serve(self, grant: Grant, preamble: Preamble, header: dict[str, object]) -> None:
+    def _serve(self, grant: Grant, preamble: Preamble, asked: Members) -> None:
         started, received, sent = time.perf_counter(), self._wire.received, self._wire.sent
-        members = Members(header)
         deadline = Deadline((preamble.deadline_ms or DEFAULT_DEADLINE_MS) / 1000)
-        if preamble.kind is not Kind.REQUEST:
-            raise ProtocolError(f"a client sent a frame of kind {preamble.kind.name}; the connection is closed")
         call = Call(
-            self._core, grant, self._wire, self._leases, preamble, members, deadline, self._stopping.is_set
+            self._core, grant, self._wire, self._leases, preamble, asked, deadline, self._stopping.is_set
         )  # fmt: skip
         name = "unknown"
         try:
-            asked = members.text("call", 32)
-            known = CALLS.get(asked)
+            wanted = asked.text("call", 32)
+            known = CALLS.get(wanted)
             if known is None:
-                raise ProtocolError(f"call {asked!r} is unknown; update the service")
-            name = asked
+                raise ProtocolError(f"call {wanted!r} is unknown; update the service")
+            name = wanted
             self._check_grant(grant)
             if known.right not in grant.rights:
-                raise AccessDenied(f"{asked} needs the right {known.right!r}, which the token has not; use another one")
+                raise AccessDenied(f"{name} needs the right {known.right!r}, which the token has not; use another one")
             known.run(call)
         except KVCommError as error:
             call.outcome = str(refusal(error)["code"])
@@ -190,10 +147,3 @@ class Session:
             size = min(left, len(room))
             self._wire.fill([room[:size]], deadline)
             left -= size
-
-    def _refuse(self, number: int, error: KVCommError) -> None:
-        try:
-            self._wire.send(Kind.REFUSAL, number, refusal(error), Deadline(0.5))
-            self._wire.leave(Deadline(0.5))
-        except KVCommError:
-            pass
