@@ -58,6 +58,7 @@ class DemoResult:
     """All that the page shows. The fields behind ``agents`` may be left out.
 
     Attributes:
+        code: SHA-256 hex digest of the code, of ``eval.setting.code_digest``.
         workflow_s: wall time of all agents, keys among dense, exact, reused.
         yardstick: mean_kl and top1_agreement of dense bfloat16 against dense float32.
     """
@@ -74,6 +75,7 @@ class DemoResult:
     repeats: int = 0
     max_new_tokens: int = 0
     machine: str = ""
+    code: str = ""
     workflow_s: Mapping[str, float] = field(default_factory=dict)
     yardstick: Mapping[str, float] = field(default_factory=dict)
 

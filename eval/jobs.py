@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -83,17 +83,18 @@ def run_jobs(setting: Setting, jobs: Sequence[Job], finished: Finished, count: i
         console.print(f"{numbers[job.name]} …{clock.left()}", highlight=False)
 
     failures = []
-    for job, part in _here(setting, left, begin) if count == 1 else _apart(setting, left, count, begin):
-        if isinstance(part, Failure):
-            failures.append(part)
-            console.print(f"{job.name} failed: {part.error}", highlight=False)
-        else:
-            finished.add(job.name, part)
-        clock.end(job.cost)
+    with closing(_here(setting, left, begin) if count == 1 else _apart(setting, left, count, begin)) as outcomes:
+        for job, part in outcomes:
+            if isinstance(part, Failure):
+                failures.append(part)
+                console.print(f"{job.name} failed: {part.error}", highlight=False)
+            else:
+                finished.add(job.name, part)
+            clock.end(job.cost)
     return failures
 
 
-Outcomes = Iterator[tuple[Job, Any]]
+Outcomes = Generator[tuple[Job, Any], None, None]
 
 
 def _here(setting: Setting, jobs: Sequence[Job], begin: Callable[[Job], None]) -> Outcomes:

@@ -30,7 +30,7 @@ class Report:
     Attributes:
         supported: whether KV of this model can be reused correctly; ``reason`` says why not, or how ``ok`` came about.
         ok: whether reuse under ``policy`` keeps the bound: mean KL below it, and no larger share of prompts above it
-            than the policy's confidence leaves.
+            than the policy's confidence leaves. False where nothing was reused: that shows nothing.
         policy: the recommended one, as it is written in Python.
         mean_kl, ttft_gain: of that policy; None where nothing was measured.
         yardstick_kl: mean KL of a dense run in bfloat16 from the one in float32: what rounding alone does.
@@ -78,14 +78,13 @@ def check(name: str, engine: Engine, examples: Sequence[Example], max_kl: float,
     # Where a faster method holds too, it is no advice: nothing watches over it, and the bound costs little.
     chosen = BOUNDED
     mine = [row for row in rows if row.method == chosen]
-    ok = _holds(found[chosen], max_kl, confidence)
-    above = sum(row.kl > max_kl for row in mine)
-    reason = f"{above} of {len(mine)} prompts above KL {max_kl:g}, mean {found[chosen]['mean_kl']:.2g}"
+    kept = _holds(found[chosen], max_kl, confidence)
+    ok = kept and found[chosen]["reuse"] > 0
     return Report(
         model=name,
         supported=True,
         ok=ok,
-        reason=reason if ok else f"{reason}: reuse does not keep the bound; use Exact(), or calibrate the model first",
+        reason=_reason(mine, found[chosen], max_kl, kept),
         max_kl=max_kl,
         policy=f"Balanced(max_kl={max_kl:g})" if ok else "Exact()",
         mean_kl=found[chosen]["mean_kl"],
@@ -106,6 +105,20 @@ def unsupported(name: str, reason: str, max_kl: float) -> Report:
 
 def _holds(found: Mapping[str, float], max_kl: float, confidence: float) -> bool:
     return found["mean_kl"] <= max_kl and found["above"] <= 1.0 - confidence + 1e-9
+
+
+def _reason(rows: Sequence[Row], found: Mapping[str, float], max_kl: float, kept: bool) -> str:
+    above = sum(row.kl > max_kl for row in rows)
+    measured = f"{above} of {len(rows)} prompts above KL {max_kl:g}, mean {found['mean_kl']:.2g}"
+    if not kept:
+        return f"{measured}: reuse does not keep the bound; use Exact(), or calibrate the model first"
+    if not found["reuse"] > 0:
+        return (
+            f"nothing was reused under KL {max_kl:g}, so these prompts say nothing about reuse: give longer texts, "
+            "allow more KL, or calibrate the model first"
+        )
+    slower = found.get("ttft_gain", 2.0) <= 1.0
+    return f"{measured}; no sooner than dense on prompts this short" if slower else measured
 
 
 def _mean(values: Sequence[float]) -> float:

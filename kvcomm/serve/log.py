@@ -10,6 +10,7 @@ from kvcomm.serve.core import Done
 
 log = logging.getLogger("kvcomm.calls")
 SLOW_S = 1.0
+_LASTING = {"follow", "watch"}  # they run until the client leaves, which is no fault
 
 
 class JsonLines(logging.Formatter):
@@ -32,7 +33,8 @@ class JsonLines(logging.Formatter):
 
 def logged(done: Done) -> None:
     """Write a call down: slow and failed ones always, the others for those who debug."""
-    odd = done.outcome not in ("ok", "miss", "overloaded") or done.seconds > SLOW_S
+    usual = {"ok", "miss", "overloaded"} | ({"unavailable"} if done.call in _LASTING else set())
+    odd = done.outcome not in usual or (done.seconds > SLOW_S and done.call not in _LASTING)
     level = logging.INFO if odd else logging.DEBUG
     if not log.isEnabledFor(level):
         return
@@ -44,7 +46,8 @@ def logged(done: Done) -> None:
 
 
 def to_stderr(verbose: bool) -> None:
-    """Send this process's logs to standard error, as JSON lines; every call with ``verbose``."""
+    """Send this process's logs to standard error, as JSON lines; every call with ``verbose``, others' warnings only."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
-    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    logging.getLogger("kvcomm").setLevel(logging.DEBUG if verbose else logging.INFO)

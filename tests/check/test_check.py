@@ -56,8 +56,9 @@ def test_one_object_and_exit_code(folder: str, prompts: str, tmp_path: Path) -> 
     code, out = run(*given, "--max-kl", "1e-9", "--html", str(page))
     found = json.loads(out)
     assert KEYS <= found.keys() and found["supported"] is True and found["yardstick_kl"] > 0
-    # Every prompt is above a bound of nothing, unless the calls became dense: then they are exact
-    assert code == (0 if found["ok"] else 1)
+    # Under a bound of next to nothing all is computed: exact, and no evidence that reuse is safe
+    assert code == 1 and found["ok"] is False and found["policy"] == "Exact()"
+    assert "nothing was reused" in found["reason"]
     assert found["methods"]["fast"]["above"] == 1.0 and found["methods"]["balanced"]["reuse"] == 0.0
     assert "<svg" in page.read_text(encoding="utf-8") and "<script" not in page.read_text(encoding="utf-8")
     code, out = run(*given, "--max-kl", "1000")

@@ -124,10 +124,10 @@ def test_an_interruption_ends_all_processes_and_leaves_what_is_done(setting: Set
         assert run.poll() is None and time.monotonic() < deadline, run.stderr and run.stderr.read()
         time.sleep(0.1)
     os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to every process of the group
-    said = run.communicate(timeout=60)[1]
+    said = run.communicate(timeout=240)[1]
     assert run.returncode == -signal.SIGINT and "KeyboardInterrupt" in said
     while alive(run.pid):
-        assert time.monotonic() < deadline + 60, alive(run.pid)
+        assert time.monotonic() < deadline + 300, alive(run.pid)
         time.sleep(0.1)
     assert {json.loads(line)["name"] for line in parts.read_text().splitlines()} == {"0: a", "2: b"}
 
