@@ -19,11 +19,19 @@ def _names(points: list[dict[str, Any]]) -> set[str]:
 
 def test_pareto_measures_published_and_own_methods_on_the_same_prompts(tmp_path: Path) -> None:
     out = tmp_path / "pareto.json"
-    only = "rerotate,kvcomm,kvcomm-paper,oracle@0.05,leading@0.05,kvcomm-product@0.1,attended-captured@0.1"
+    only = "rerotate,kvcomm-paper,kvcomm-fast,oracle@0.05,leading@0.05,kvcomm-product@0.1,attended-captured@0.1"
     pareto.pareto(tasks="humaneval", topologies="chain", fill_prompts=1, only=only, out=out, **SMALL)  # type: ignore[arg-type]
     result = json.loads(out.read_text())
     points = result["points"]
-    assert {"rerotate", "kvcomm", "kvcomm-paper", "oracle", "leading", "attended-captured"} <= _names(points)
+    assert {
+        "rerotate",
+        "kvcomm-fast",
+        "kvcomm-product",
+        "kvcomm-paper",
+        "oracle",
+        "leading",
+        "attended-captured",
+    } <= _names(points)
     assert {point["n"] for point in points} == {4}  # the agents that hear another
     assert set(result["by_text"]) == {"humaneval"}
     wanted = {"method", "recompute", "reuse", "mean_kl", "top1", "first_token", "ttft_s", "dense_ttft_s", "n"}
