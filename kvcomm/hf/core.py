@@ -221,7 +221,7 @@ class Core:
     def _learn_from(self, plan: Plan, buffer: KVBuffer, reply: Segment, label: str, policy: Policy) -> int:
         """Observe offsets for the engine's policy, and keep what a call under ``policy`` can be served from again."""
         asked, teaches = planning(self.policy), self._teaches
-        if isinstance(asked, Reuse) and asked.gate:
+        if any(isinstance(p, Reuse) and p.gate for p in (asked, planning(policy))):
             self.costs.measure(self.backend)  # behind the answer, so that no call's first token waits for it
         if teaches and plan.judgement is not None:
             self.book.notice(ratios_by_pair(plan))

@@ -89,7 +89,17 @@ class Costs:
         self.factors = {"dense": 1.0, "reuse": 1.0}
         self.calls = {"dense": 0, "reuse": 0}
         self._per_segment: dict[str, float] = {}
+        self._asked = False
         self._lock = threading.Lock()
+
+    def known(self, backend: ModelBackend) -> bool:
+        """Whether a call can be judged. The first one need not wait for it: as a rule the rates are measured behind its
+        answer. Where they were not, the second waits for them."""
+        with self._lock:
+            asked, self._asked = self._asked, True
+        if asked:
+            self.measure(backend)
+        return self.rates is not None
 
     def measure(self, backend: ModelBackend) -> Rates:
         """Measure the rates, unless they are known; about a second, and less than ten passes of the model."""
@@ -149,10 +159,10 @@ class FrozenCosts(Costs):
         super().__init__(costs.rates, costs.clock)
         self._costs = costs
 
-    def measure(self, backend: ModelBackend) -> Rates:
-        """As Costs.measure; the rates are known to the other engine from then on."""
+    def known(self, backend: ModelBackend) -> bool:
+        """True: the first call waits for the rates too. The other engine knows them from then on."""
         self.rates = self._costs.measure(backend)
-        return self.rates
+        return True
 
     def forecast(self, plan: Plan, policy: str, token_bytes: int) -> Forecast:
         """As Costs.forecast."""

@@ -50,7 +50,8 @@ def prepare(
         ArrivalLost: a base was lost on its way; plan again (kvcomm.reuse.arriving).
     """
     by = by if by is not None else Estimates()
-    costs = by.costs if isinstance(policy, Reuse) and policy.gate and plan.counts.approximate else None
+    gated = isinstance(policy, Reuse) and policy.gate and plan.counts.approximate
+    costs = by.costs if gated and by.costs is not None and by.costs.known(backend) else None
     started = costs.clock() if costs is not None else 0.0
     if costs is not None:
         plan = _gated(backend, plan, policy, costs)
@@ -103,7 +104,6 @@ def complete(
 
 
 def _gated(backend: ModelBackend, plan: Plan, policy: Policy, costs: Costs) -> Plan:
-    costs.measure(backend)
     forecast = costs.forecast(plan, repr(policy), backend.spec.fingerprint.bytes_per_token)
     plan = replace(plan, forecast=forecast)
     return plan.computing("dense: predicted to be faster", "computed, which is faster") if forecast.dense else plan

@@ -13,7 +13,7 @@ import torch
 from kvcomm import Balanced, Dense
 from kvcomm.errors import InvalidInput
 from kvcomm.reuse.backend import KVBuffer
-from kvcomm.reuse.cost import Costs, Rates
+from kvcomm.reuse.cost import Costs, FrozenCosts, Rates
 from kvcomm.reuse.forecast import Forecast
 from tests.hf.engines import GREEDY, engine_of, two_agents
 from tests.reuse.scene import backend_of, make_case
@@ -63,6 +63,24 @@ def test_they_are_measured_once() -> None:
     first = costs.measure(Timed(clock))  # type: ignore[arg-type]
     before = clock.now
     assert costs.measure(Timed(clock)) is first and clock.now == before  # type: ignore[arg-type]
+
+
+def test_the_first_call_does_not_wait_for_the_rates_and_the_second_does() -> None:
+    clock = Turned()
+    costs = Costs(clock=clock)
+    assert not costs.known(Timed(clock)) and clock.now == 0.0  # type: ignore[arg-type]
+    assert costs.known(Timed(clock)) and clock.now > 0.0  # type: ignore[arg-type]
+    assert Costs(SLOW_REUSE).known(Timed(clock))  # type: ignore[arg-type]
+    clock, unknown = Turned(), Costs()
+    assert FrozenCosts(unknown).known(Timed(clock)) and unknown.rates is not None  # type: ignore[arg-type]
+
+
+def test_rates_are_measured_behind_the_first_answer() -> None:
+    engine = engine_of(policy=Balanced(learn_first=0))
+    writer, _ = two_agents(engine)
+    assert engine.costs.rates is None
+    writer.generate(task="a text", max_new_tokens=2, options=GREEDY)
+    assert engine.costs.rates is not None
 
 
 def test_both_times_by_hand() -> None:
