@@ -94,6 +94,8 @@ class Core:
         self.costs = costs if costs is not None else Costs()
         self.learn = learn
         self._teaches = learn
+        if not learn and _gates(self.policy):
+            self.costs.measure(self.backend)  # behind no answer anything is measured, and calls are decided alike
         self._agents: dict[str, Agent] = {}
 
     def flush(self) -> None:
@@ -221,7 +223,7 @@ class Core:
     def _learn_from(self, plan: Plan, buffer: KVBuffer, reply: Segment, label: str, policy: Policy) -> int:
         """Observe offsets for the engine's policy, and keep what a call under ``policy`` can be served from again."""
         asked, teaches = planning(self.policy), self._teaches
-        if any(isinstance(p, Reuse) and p.gate for p in (asked, planning(policy))):
+        if _gates(self.policy) or _gates(policy):
             self.costs.measure(self.backend)  # behind the answer, so that no call's first token waits for it
         if teaches and plan.judgement is not None:
             self.book.notice(ratios_by_pair(plan))
@@ -230,3 +232,8 @@ class Core:
         if label:
             keep_reply(self.pool, self.backend, buffer, plan, reply, label)
         return observed
+
+
+def _gates(policy: Policy) -> bool:
+    planned = planning(policy)
+    return isinstance(planned, Reuse) and planned.gate

@@ -83,6 +83,11 @@ def test_rates_are_measured_behind_the_first_answer() -> None:
     assert engine.costs.rates is not None
 
 
+def test_an_engine_that_learns_nothing_measures_them_when_it_is_made() -> None:
+    assert engine_of(policy=Balanced(), learn=False).costs.rates is not None
+    assert engine_of(policy=Balanced(gate=False), learn=False).costs.rates is None
+
+
 def test_both_times_by_hand() -> None:
     rates = Rates((0.1, 0.01, 1e-5), (0.2, 0.02), 1e-3)
     assert rates.dense_s(100, 300, 2.0) == pytest.approx(0.1 + 0.01 * 200 + 1e-5 * (300**2 - 100**2) + 1e-3 * 2 * 100)
