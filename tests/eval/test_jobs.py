@@ -90,6 +90,7 @@ def test_without_the_same_model_each_part_says_so(setting: Setting, tmp_path: Pa
 
 
 INTERRUPTED = """
+import signal
 import sys
 from pathlib import Path
 from dataclasses import replace
@@ -99,6 +100,7 @@ from tests.eval.test_jobs import jobs
 from tests.eval.tiny_setting import tiny_setting
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in a shell's background
     setting = replace(tiny_setting(), source=sys.argv[1])
     run_jobs(setting, jobs("a", "stay", "b", "stay"), Finished(Path(sys.argv[2]), {}), 2)
 """
