@@ -40,7 +40,7 @@ def _mount(name: str, module: str, summary: str) -> None:
         importlib.import_module(module).app(args=context.args, prog_name=f"python -m eval {name}")
 
 
-_mount("run", "eval.run", "Measure a preset (quick, standard, paper), or compare methods on a task.")
+_mount("run", "eval.run", "Measure a preset (quick, standard, paper, paper-smoke), or compare methods on a task.")
 _mount("tools-story", "eval.tools_story", "Hit rate and TTFT when the catalogue of tools changes.")
 _mount("tail", "eval.tail", "Tail of TTFT with two conversations at once.")
 _mount("peers", "eval.peers.command", "Other programs that reuse KV, each against its own dense runs.")

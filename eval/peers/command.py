@@ -31,7 +31,7 @@ PEERS: tuple[Peer, ...] = (
     Ours(), LlamaServer(0), LlamaServer(16), VLLM(), KVBoost("selective"), KVBoost("cacheblend"),
 )  # fmt: skip
 _HEAD = ("program", "dense TTFT, s", "reused TTFT, s", "dense / reused", "prompt reused", "first token kept",
-         "answer kept", "n")  # fmt: skip
+         "answer kept", "asked again: reused", "dense / reused", "n")  # fmt: skip
 
 
 @app.command()
@@ -94,23 +94,29 @@ def prompts_of(workload: Workload, setting: Setting) -> dict[str, list[Prompt]]:
 def measure(running: Running, asked: dict[str, list[Prompt]], tokens: int) -> list[dict[str, Any]]:
     """A row for each problem but the first WARM_UP, which fill caches and teach.
 
-    All prompts pass through with reuse first, in the order in which agents would call; then the last ones are run
-    dense, so that nothing a dense run leaves behind is ever reused.
+    All prompts pass through with reuse first, in the order in which agents would call, each problem's last one twice:
+    the second time shows that the program's reuse works where it can. Then the last ones are run dense, so that
+    nothing a dense run leaves behind is ever reused.
     """
-    reused = {case: [running.answer(p, tokens, reuse=True) for p in prompts][-1] for case, prompts in asked.items()}
+    reused = {
+        case: [running.answer(prompt, tokens, reuse=True) for prompt in (*prompts, prompts[-1])][-2:]
+        for case, prompts in asked.items()
+    }
     return [
         {"case": case, "prompt_tokens": len(prompts[-1])}
-        | _row(running.answer(prompts[-1], tokens, reuse=False), reused[case])
+        | _row(running.answer(prompts[-1], tokens, reuse=False), *reused[case])
         for case, prompts in list(asked.items())[WARM_UP:]
     ]
 
 
-def _row(dense: Answer, reused: Answer) -> dict[str, Any]:
+def _row(dense: Answer, reused: Answer, again: Answer) -> dict[str, Any]:
     kept = common_run(dense.tokens, reused.tokens)  # type: ignore[arg-type]
     return {
         "dense_s": dense.ttft_s,
         "reused_s": reused.ttft_s,
         "reused": reused.reused,
+        "again_s": again.ttft_s,
+        "again": again.reused,
         "first_token": float(kept > 0),
         "kept": kept / max(len(dense.tokens), 1),
     }
@@ -118,23 +124,30 @@ def _row(dense: Answer, reused: Answer) -> dict[str, Any]:
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Ratio of medians and means over prompts, with intervals."""
+    dense = [r["dense_s"] for r in rows]
     return {
-        "ratio": ratio_of_medians([r["dense_s"] for r in rows], [r["reused_s"] for r in rows]).as_json(),
+        "ratio": ratio_of_medians(dense, [r["reused_s"] for r in rows]).as_json(),
+        "again_ratio": ratio_of_medians(dense, [r["again_s"] for r in rows]).as_json(),
         "dense_s": sorted(r["dense_s"] for r in rows)[len(rows) // 2],
         "reused_s": sorted(r["reused_s"] for r in rows)[len(rows) // 2],
         "reused": mean([r["reused"] / r["prompt_tokens"] for r in rows]).as_json(),
+        "again": mean([r["again"] / r["prompt_tokens"] for r in rows]).as_json(),
         "first_token": mean([r["first_token"] for r in rows]).as_json(),
         "kept": mean([r["kept"] for r in rows]).as_json(),
     }
 
 
 def _cells(name: str, found: dict[str, Any]) -> list[str]:
-    ratio = found["ratio"]
     return [
         name,
         f"{found['dense_s']:.3f}",
         f"{found['reused_s']:.3f}",
-        f"{ratio['value']:.2f}× ({ratio['low']:.2f} to {ratio['high']:.2f})",
-        *(f"{found[key]['value']:.0%}" for key in ("reused", "first_token", "kept")),
-        str(ratio["n"]),
+        _times(found["ratio"]),
+        *(f"{found[key]['value']:.0%}" for key in ("reused", "first_token", "kept", "again")),
+        _times(found["again_ratio"]),
+        str(found["ratio"]["n"]),
     ]
+
+
+def _times(ratio: dict[str, float]) -> str:
+    return f"{ratio['value']:.2f}× ({ratio['low']:.2f} to {ratio['high']:.2f})"

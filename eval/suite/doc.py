@@ -17,6 +17,8 @@ from eval.suite.words import figure, sizes, threads_of
 from eval.words import nats, percent, seconds, times
 
 OURS = "kvcomm"
+BY_TASK = ("full", "independent")
+"""Topologies in which a preset compares methods; in the others it compares topologies."""
 _LEAD = (
     "Made from [`{source}`]({source}) by `python -m eval report`; nothing here is edited by hand. Figures in brackets "
     "are 95 % bootstrap intervals over prompts, n the number of prompts. Closeness is taken along the dense run's own "
@@ -43,13 +45,14 @@ def document(result: Mapping[str, Any], source: str, stem: str) -> tuple[str, di
         plots[name] = drawing(parts)
         return f"![{about}]({name})"
 
-    tasks = [cell for cell in result["cells"] if cell["topology"] == "full"]
-    patterns = [cell for cell in result["cells"] if cell["topology"] != "full"]
+    together = [cell for cell in result["cells"] if cell["topology"] == "full"]
+    tasks = [cell for cell in result["cells"] if cell["topology"] in BY_TASK]
+    patterns = [cell for cell in result["cells"] if cell["topology"] not in BY_TASK]
     parts = ["# Results", _LEAD.format(source=source), _repeat(result)]
     if result["failed"]:
         parts.append(_table("Not measured", ("cell", "why"), [[f["cell"], f["error"]] for f in result["failed"]]))
     if result["pooled"]:
-        plot = shown("all tasks", *speed_and_distance(result["pooled"], tasks, "all tasks"))
+        plot = shown("all tasks", *speed_and_distance(result["pooled"], together, "all tasks"))
         parts += ["## All tasks together", plot]
         parts.append(_methods(result["pooled"]))
     if tasks:

@@ -13,7 +13,7 @@ from eval.methods import METHODS
 from eval.statistics import Estimate, by_prompt, mean_difference
 
 OURS = tuple(name for name in METHODS if name.startswith("kvcomm") and name != "kvcomm-paper")
-PEERS = tuple(name for name in METHODS if name not in (*OURS, "dense", "exact", "oracle"))
+PEERS = frozenset(METHODS) - {*OURS, "dense", "exact", "oracle"}
 """Published methods, on bases of their own and on ours."""
 
 
@@ -96,7 +96,7 @@ def _lower(cell: Mapping[str, Any], name: str) -> Iterator[LowerScore]:
 
 def _closer(cell: Mapping[str, Any], name: str) -> Iterator[Closer]:
     methods = cell["methods"]
-    better = [p for p in PEERS if p in methods and methods[p]["mean_kl"]["value"] < methods[name]["mean_kl"]["value"]]
+    better = [p for p in methods if p in PEERS and methods[p]["mean_kl"]["value"] < methods[name]["mean_kl"]["value"]]
     if better:
         first, *others = sorted(better, key=lambda peer: float(methods[peer]["mean_kl"]["value"]))
         mine, theirs = (_kl(cell, method) for method in (name, first))

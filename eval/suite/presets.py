@@ -14,6 +14,7 @@ from kvcomm.errors import InvalidInput
 
 BASELINES = ("dense", "exact", "kvcomm")
 FEW = ("dense", "exact", "rerotate", "leading", "kvcomm")
+READERS = ("dense", "exact", "rerotate", "leading", "deviation", "attended", "kvcomm")
 
 
 @dataclass(frozen=True)
@@ -53,18 +54,19 @@ def _trial(topology: str = "full", rounds: int = 1, own_answers: bool = True, **
 
 
 def quick() -> tuple[Cell, ...]:
-    """Does everything run, and what does it look like? Two tasks and a debate, four prompts each."""
+    """Does everything run, and what does it look like? Tools, a reader and a debate, four prompts each."""
     small = {"prompts": 4, "fill_prompts": 2, "prompt_tokens": 600, "answer_tokens": 12, "repeats": 1}
     return (
-        Cell("needle", _trial(**small), FEW),
-        Cell("tools", _trial(**small), BASELINES),
+        Cell("tools", _trial(own_answers=False, **small), FEW),
+        Cell("needle", _trial("independent", **{**small, "agents": 2, "answer_tokens": 20}), FEW),
         Cell("needle", _trial("debate", own_answers=False, **small), BASELINES, every_call=True),
     )
 
 
 def standard() -> tuple[Cell, ...]:
-    """Every method on every task, fully connected; every topology on one task; the trading desk's 88 calls."""
+    """Every method on every task, fully connected; a reader's score; every topology on one task; the trading desk."""
     tasks = tuple(Cell(task, _trial(), tuple(METHODS)) for task in TASKS)
+    reader = _trial("independent", agents=2, prompts=12, answer_tokens=32, repeats=1)
     patterns = tuple(
         Cell(
             "documents",
@@ -74,11 +76,11 @@ def standard() -> tuple[Cell, ...]:
             every_call=True,
         )
         for name in TOPOLOGIES
-        if name not in ("full", "trading")
+        if name not in ("full", "independent", "trading")
     )  # fmt: skip
     desk = _trial("trading", rounds=ROUNDS, agents=AGENTS, own_answers=False, prompts=1, fill_prompts=1,
                   prompt_tokens=700, answer_tokens=16, repeats=1)  # fmt: skip
-    return (*tasks, *patterns, Cell("documents", desk, BASELINES, every_call=True))
+    return (*tasks, Cell("needle", reader, READERS), *patterns, Cell("documents", desk, BASELINES, every_call=True))
 
 
 def paper() -> tuple[Cell, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from eval.topologies.node import Node
-from eval.topologies.patterns import chain, debate, full, map_reduce, parallel_chains, reflection
+from eval.topologies.patterns import chain, debate, full, independent, map_reduce, parallel_chains, reflection
 from eval.topologies.trading import trading
 
 __all__ = ["TOPOLOGIES", "Node", "Topology", "full"]
@@ -33,6 +33,7 @@ class Topology(Protocol):
 
 TOPOLOGIES: dict[str, Topology] = {
     "full": full,
+    "independent": independent,
     "chain": chain,
     "map-reduce": map_reduce,
     "debate": debate,

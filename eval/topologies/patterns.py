@@ -1,6 +1,7 @@
 """The patterns that multi-agent work is made of, with two to ten agents and any number of rounds.
 
-Full is KVCOMM's (arXiv 2510.12872); map-reduce, debate, reflection and parallel chains are Helium's (2603.16104).
+Full is KVCOMM's (arXiv 2510.12872); map-reduce, debate, reflection and parallel chains are Helium's (2603.16104);
+independent is retrieval as CacheBlend (2405.16444) measures it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _MERGER = Role(
     "by looking at the task itself, and write one answer that uses the best of each. Say nothing about who wrote what.",
     "Write the one answer.",
 )
+_READER = Role("reader", "You answer questions about reference material.", "Answer in one sentence.")
 
 
 def _roles(agents: int) -> tuple[Role, ...]:
@@ -45,6 +47,23 @@ def full(agents: int, documents: int, rounds: int = 1) -> tuple[Node, ...]:
     for _ in range(rounds):
         for role in roles:
             said[role.name] = script.say(role, list(said.values()))
+    return script.nodes()
+
+
+def independent(agents: int, documents: int, rounds: int = 1) -> tuple[Node, ...]:
+    """All read the same documents and nobody hears anybody; the last is a plain reader, which answers.
+
+    What retrieval shares: documents behind another instruction. A model too small to work with colleagues can answer
+    here, so scores tell methods apart.
+
+    Raises:
+        InvalidInput: more than one round, which would be the same calls again.
+    """
+    roles, script, _ = _start(agents, documents, rounds)
+    if rounds > 1:
+        raise InvalidInput(f"{rounds} rounds were asked for; nobody hears anybody, so ask for 1")
+    for role in (*roles[:-1], _READER):
+        script.say(role)
     return script.nodes()
 
 

@@ -46,7 +46,8 @@ def cell(task: str, topology: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def result() -> dict[str, Any]:
-    cells = [cell("needle", "full"), cell("tools", "full"), cell("documents", "chain"), cell("documents", "debate")]
+    shown = (("needle", "full"), ("tools", "independent"), ("documents", "chain"), ("documents", "debate"))
+    cells = [cell(task, topology) for task, topology in shown]
     return {
         "kind": KIND, "date": "2026-01-02", "model": "m", "model_digest": "d" * 64, "threads": 1, "jobs": 2,
         "versions": {"torch": "9"}, "code": "c" * 64, "machine": "2 × abacus", "preset": "standard",
@@ -85,7 +86,7 @@ def test_the_document_says_how_to_repeat_it_and_every_figure(result: dict[str, A
         "`python -m eval run --preset standard --jobs 2`", "2026-01-02",
         "2 × abacus; 2 cells at once, each with 1 thread",
         "torch 9", "| maths, full | FetchError: no wheel |", "(../results/standard.json)",
-        "### needle, full", "### documents, debate", "| needle, full | kvcomm | attended | 0.032 |",
+        "### needle, full", "### tools, independent", "### documents, debate", "| needle, full | kvcomm | attended | 0.032 |",
     ):  # fmt: skip
         assert said in text, said
     head = "| method | n | TTFT p50 | TTFT p95 | dense ÷ TTFT | mean KL | top-1 | score | McNemar p | reuse |"

@@ -10,7 +10,7 @@ from kvcomm import Slot
 from kvcomm.errors import InvalidInput
 from kvcomm.hf.template import check_name
 
-PATTERNS = sorted(set(TOPOLOGIES) - {"trading"})
+PATTERNS = sorted(set(TOPOLOGIES) - {"trading", "independent"})
 
 
 def heard(nodes: tuple[Node, ...]) -> dict[str, tuple[str, ...]]:
@@ -50,6 +50,14 @@ def test_full_by_hand() -> None:
     second = heard(TOPOLOGIES["full"](3, 0, rounds=2))
     assert second["planner.2"] == ("planner", "analyst", "solver")
     assert second["solver.2"] == ("planner.2", "analyst.2", "solver")
+
+
+def test_independent_agents_hear_nobody_and_the_last_is_a_plain_reader() -> None:
+    nodes = TOPOLOGIES["independent"](3, 2)
+    check(nodes)
+    assert heard(nodes) == {"planner": (), "analyst": (), "reader": ()}
+    with pytest.raises(InvalidInput, match="2 rounds"):
+        TOPOLOGIES["independent"](3, 2, rounds=2)
 
 
 def test_chain_by_hand() -> None:
