@@ -1,8 +1,8 @@
 """What a call will take, dense and reused, in seconds on this machine: so that reuse is never the slower of the two.
 
 A prefill of n tokens takes a + b n + c n² (overhead, matrices, attention); a pass over m scattered tokens is another
-line with the same attention; moving KV takes seconds a byte. All are measured in about a second on the model itself,
-and refined by every real call: a factor for each of the two ways follows measured over predicted.
+line with the same attention; moving KV takes seconds a byte. All are measured in a second or two on the model
+itself, and refined by every real call: a factor for each of the two ways follows measured over predicted.
 """
 
 from __future__ import annotations
@@ -11,66 +11,23 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
-import numpy as np
-import torch
-
-from kvcomm.checks import need, need_all, shown
+from kvcomm.checks import need, shown
 from kvcomm.errors import InvalidInput
-from kvcomm.reuse.backend import KVBuffer, ModelBackend
+from kvcomm.reuse.backend import ModelBackend
 from kvcomm.reuse.forecast import Forecast
 from kvcomm.reuse.plan import Plan
-from kvcomm.reuse.splice import cut, splice
+from kvcomm.reuse.rates import Clock, Rates, measure_rates
 
 log = logging.getLogger(__name__)
-Clock = Callable[[], float]
-LARGEST_RATE_S = 1e6  # of anything that a rate stands for
-_PREFILLS = (32, 128, 384)
-_PASSES = (8, 64)
 _WEIGHT = 0.2  # of one call in the running factors
 _FADE = 0.98
 _STEP = 2.0  # a call counts as at most so many times slower or faster than predicted: machines pause
+_PATIENCE, _MOST_PATIENCE = 8, 64  # calls that are computed for one that tries reuse, at first and at last
+_HOPELESS = 4.0  # times as long as computing: not tried
+_TRIAL_WEIGHT = 0.5
 _FIRST_PER_SEGMENT = 12.0  # tokens recomputed a segment, until calls have shown it
-
-
-@dataclass(frozen=True)
-class Rates:
-    """Seconds: overhead, a token and a pair of tokens of a prefill; the same of a pass; a byte moved.
-
-    Raises:
-        InvalidInput: there are not as many, or one is no finite number of 0 or more.
-    """
-
-    prefill: tuple[float, float, float]
-    recompute: tuple[float, float]
-    byte: float
-
-    def __post_init__(self) -> None:
-        for name, several, count in (("prefill", self.prefill, 3), ("recompute", self.recompute, 2)):
-            need_all(several, (int, float), name, f"give {count} numbers of seconds")
-            if len(several) != count:
-                raise InvalidInput(f"{name} has {len(several)} rates; give {count} numbers of seconds")
-        need(self.byte, (int, float), "byte", "give seconds a byte")
-        for seconds in (*self.prefill, *self.recompute, self.byte):
-            if not 0.0 <= seconds <= LARGEST_RATE_S:
-                raise InvalidInput(f"a rate is {seconds}; give seconds from 0 to {LARGEST_RATE_S:g}")
-
-    def dense_s(self, head: int, tokens: int, byte: float) -> float:
-        """Of computing a prompt of ``tokens`` behind an exact head, of ``byte`` bytes a token, that is moved."""
-        a, b, c = self.prefill
-        return a + b * (tokens - head) + c * (tokens**2 - head**2) + self.byte * byte * head
-
-    def reuse_s(self, recomputed: float, tokens: int, moved_bytes: float) -> float:
-        """Of moving what is held and running so many tokens, spread over a prompt of ``tokens``, and its last one."""
-        a, b = self.recompute
-        return a + (b + self.prefill[2] * tokens) * recomputed + self.byte * moved_bytes + self.step_s
-
-    @property
-    def step_s(self) -> float:
-        """Of one token."""
-        return self.prefill[0] + self.prefill[1]
 
 
 class Costs:
@@ -90,6 +47,7 @@ class Costs:
         self.calls = {"dense": 0, "reuse": 0}
         self._per_segment: dict[str, float] = {}
         self._asked = False
+        self._computed, self._patience = 0, _PATIENCE
         self._lock = threading.Lock()
 
     def known(self, backend: ModelBackend) -> bool:
@@ -102,11 +60,11 @@ class Costs:
         return self.rates is not None
 
     def measure(self, backend: ModelBackend) -> Rates:
-        """Measure the rates, unless they are known; about a second, and less than ten passes of the model."""
+        """Measure the rates, unless they are known; a second or two."""
         with self._lock:
             if self.rates is None:
                 began = self.clock()
-                self.rates = _measure(backend, self.clock)
+                self.rates = measure_rates(backend, self.clock)
                 log.info("measured what prefill and reuse cost in %.2f s: %s", self.clock() - began, self.rates)
             return self.rates
 
@@ -130,6 +88,22 @@ class Costs:
             dense * self.rates.dense_s(head, tokens, token_bytes), reuse * self.rates.reuse_s(computed, tokens, held)
         )
 
+    def weigh(self, forecast: Forecast) -> Forecast:
+        """The forecast that decides: now and then a call that would be computed tries reuse.
+
+        What is never tried cannot show that its rates were measured in a slow moment. One call in 8 tries at first, one
+        in 64 at last, and none where reuse is predicted to take four times as long; a trial that was the faster way is
+        followed by another one.
+        """
+        if not forecast.dense or forecast.reuse_s > _HOPELESS * forecast.dense_s:
+            return forecast
+        with self._lock:
+            self._computed += 1
+            if self._computed < self._patience:
+                return forecast
+            self._computed, self._patience = 0, min(2 * self._patience, _MOST_PATIENCE)
+        return replace(forecast, trial=True)
+
     def refine(self, way: str, forecast: Forecast, seconds: float) -> None:
         """Learn from a call that went ``dense`` or ``reuse`` and took ``seconds``."""
         predicted = forecast.dense_s if way == "dense" else forecast.reuse_s
@@ -137,7 +111,9 @@ class Costs:
             return
         ratio = min(max(seconds / predicted, 1 / _STEP), _STEP)
         with self._lock:
-            self.factors[way] *= math.exp(_WEIGHT * math.log(ratio))
+            self.factors[way] *= math.exp((_TRIAL_WEIGHT if forecast.trial else _WEIGHT) * math.log(ratio))
+            if forecast.trial and seconds < forecast.dense_s:
+                self._patience = 1
             other = "reuse" if way == "dense" else "dense"
             self.factors[other] **= _FADE  # what is not tried any more must not be judged by one slow moment for ever
             self.calls[way] += 1
@@ -168,61 +144,12 @@ class FrozenCosts(Costs):
         """As Costs.forecast."""
         return self._costs.forecast(plan, policy, token_bytes)
 
+    def weigh(self, forecast: Forecast) -> Forecast:
+        """The forecast: nothing is tried."""
+        return forecast
+
     def refine(self, way: str, forecast: Forecast, seconds: float) -> None:
         """Nothing is learned."""
 
     def selected(self, policy: str, plan: Plan) -> None:
         """Nothing is learned."""
-
-
-@torch.inference_mode()
-def _measure(backend: ModelBackend, clock: Clock) -> Rates:
-    spec = backend.spec
-    sizes = [n for n in _PREFILLS if n <= spec.max_positions] or [spec.max_positions]
-    ids = [(7 * n + 1) % spec.vocab_size for n in range(sizes[-1])]
-
-    def timed(work: Callable[[], object]) -> float:
-        before = clock()
-        work()
-        if spec.device.type == "cuda":
-            torch.cuda.synchronize(spec.device)
-        return max(clock() - before, 0.0)
-
-    def prefill(tokens: int) -> KVBuffer:
-        buffer = backend.buffer(tokens)
-        backend.forward(buffer, ids[:tokens], range(tokens), 1)
-        return buffer
-
-    prefill(sizes[0])  # what is made at the first pass is not the rate
-    dense = [timed(lambda n=n: prefill(n)) for n in sizes]  # type: ignore[misc]
-    whole = prefill(sizes[-1])
-
-    def recompute(tokens: int) -> object:
-        at = sorted({(n * sizes[-1]) // tokens for n in range(tokens)})
-        return backend.forward(whole, [ids[p] for p in at], at, 0)
-
-    few = [n for n in _PASSES if n < sizes[-1]] or [1]
-    recompute(few[0])
-    passes = [timed(lambda n=n: recompute(n)) for n in few]  # type: ignore[misc]
-    part = cut(whole, spec, 0, sizes[-1])
-    splice(whole, spec, part, 0)
-    moved = timed(lambda: splice(whole, spec, part, 0))
-    a, b, c = _curve(sizes, dense)
-    slope = (passes[-1] - passes[0]) / max(few[-1] - few[0], 1)
-    per_token = max(slope - c * sizes[-1], b)  # scattered tokens never cost less than those of a prefill
-    return Rates(
-        (a, b, c), (max(passes[0] - (per_token + c * sizes[-1]) * few[0], 0.0), per_token), moved / max(part.nbytes, 1)
-    )
-
-
-def _curve(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float, float]:
-    """a + b n + c n² through the points, none of the three below 0."""
-    n, y = np.array(sizes, dtype=float), np.array(seconds)
-    for terms in ((0, 1, 2), (0, 1), (1, 2), (1,)):
-        if len(terms) > len(n):
-            continue
-        solved = np.linalg.lstsq(n[:, None] ** np.array(terms), y, rcond=None)[0]
-        if (solved >= 0).all():
-            found = dict(zip(terms, map(float, solved), strict=True))
-            return found.get(0, 0.0), found.get(1, 0.0), found.get(2, 0.0)
-    return 0.0, float(y[-1] / n[-1]), 0.0

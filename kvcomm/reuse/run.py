@@ -75,8 +75,12 @@ def prepare(
         backend.forward(buffer, [plan.prompt.token_ids[p] for p in middle], middle, logits=0)
         plan = plan.spending(time.perf_counter() - began, middle)
     buffer.settle()
-    if costs is not None and costs.rates is not None and plan.forecast is not None and plan.counts.approximate:
-        costs.refine("reuse", plan.forecast, costs.clock() - started + costs.rates.step_s)
+    if costs is not None and costs.rates is not None and plan.forecast is not None:
+        took = costs.clock() - started + costs.rates.step_s
+        if plan.counts.approximate:
+            costs.refine("reuse", plan.forecast, took)
+        elif plan.forecast.dense and tail:  # from position 0 the caller prefills, and knows what that takes
+            costs.refine("dense", plan.forecast, took)
     return plan, buffer
 
 
@@ -104,7 +108,7 @@ def complete(
 
 
 def _gated(backend: ModelBackend, plan: Plan, policy: Policy, costs: Costs) -> Plan:
-    forecast = costs.forecast(plan, repr(policy), backend.spec.fingerprint.bytes_per_token)
+    forecast = costs.weigh(costs.forecast(plan, repr(policy), backend.spec.fingerprint.bytes_per_token))
     plan = replace(plan, forecast=forecast)
     return plan.computing("dense: predicted to be faster", "computed, which is faster") if forecast.dense else plan
 

@@ -86,7 +86,8 @@ def test_the_document_says_how_to_repeat_it_and_every_figure(result: dict[str, A
         "`python -m eval run --preset standard --jobs 2`", "2026-01-02",
         "2 × abacus; 2 cells at once, each with 1 thread",
         "torch 9", "| maths, full | FetchError: no wheel |", "(../results/standard.json)",
-        "### needle, full", "### tools, independent", "### documents, debate", "| needle, full | kvcomm | attended | 0.032 |",
+        "### needle, full", "### tools, independent", "### documents, debate",
+        "| needle, full | kvcomm | attended | 0.032 |",
     ):  # fmt: skip
         assert said in text, said
     head = "| method | n | TTFT p50 | TTFT p95 | dense ÷ TTFT | mean KL | top-1 | score | McNemar p | reuse |"

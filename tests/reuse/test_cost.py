@@ -13,8 +13,9 @@ import torch
 from kvcomm import Balanced, Dense
 from kvcomm.errors import InvalidInput
 from kvcomm.reuse.backend import KVBuffer
-from kvcomm.reuse.cost import Costs, FrozenCosts, Rates
+from kvcomm.reuse.cost import Costs, FrozenCosts
 from kvcomm.reuse.forecast import Forecast
+from kvcomm.reuse.rates import Rates
 from tests.hf.engines import GREEDY, engine_of, two_agents
 from tests.reuse.scene import backend_of, make_case
 
@@ -134,6 +135,50 @@ def test_the_gate_decides_and_says_so(rates: Rates, dense: bool) -> None:
     if dense:
         own = critic.generate(task=task, draft=draft, max_new_tokens=2, options=GREEDY, policy=Dense())
         assert own.token_ids == reply.token_ids
+
+
+def test_what_is_never_tried_is_tried_now_and_then() -> None:
+    costs = Costs(SLOW_PREFILL)
+    slower = Forecast(1.0, 2.0)
+
+    def trials(calls: int) -> list[int]:
+        return [n for n in range(1, calls + 1) if costs.weigh(slower).trial]
+
+    assert trials(8 + 16 + 32 + 64 + 64) == [8, 24, 56, 120, 184]
+    assert not costs.weigh(Forecast(1.0, 4.5)).trial and not costs.weigh(Forecast(1.0, 0.5)).trial
+    tried = replace(slower, trial=True)
+    assert not tried.dense and "reused, to see what it takes" in str(tried)
+    costs.refine("reuse", tried, 3.0)
+    assert trials(63) == []  # it was slower indeed
+    costs.refine("reuse", tried, 0.5)
+    assert trials(1) == [1]  # it was faster than computing: tried again at once
+    frozen = FrozenCosts(costs)
+    assert not any(frozen.weigh(slower).trial for _ in range(200))
+
+
+def test_a_gate_that_starts_with_wrong_rates_finds_the_right_ones() -> None:
+    costs = Costs(Rates((0.0, 1.0, 0.0), (0.0, 3.0), 0.0))
+    true, decisions = Rates((0.0, 1.0, 0.0), (0.0, 0.5), 0.0), []
+    plan = make_case(backend_of("llama"), (6, 40, 5, 30, 4), (9, 12)).plan
+    for _ in range(40):
+        forecast = costs.weigh(costs.forecast(plan, "p", 10))
+        taken = Costs(true).forecast(plan, "p", 10)
+        way, seconds = ("dense", taken.dense_s) if forecast.dense else ("reuse", taken.reuse_s)
+        costs.refine(way, forecast, seconds)
+        decisions.append(forecast.dense)
+    assert all(decisions[:7]) and not any(decisions[12:])
+
+
+def test_computing_behind_an_exact_head_teaches_what_computing_takes() -> None:
+    engine = engine_of(policy=Balanced(learn_first=0, dense_above=1.0), costs=Costs(SLOW_REUSE))
+    writer, critic = two_agents(engine)
+    task = "a long text that both of them are given to read, which is why it is reused"
+    draft = writer.generate(task=task, max_new_tokens=8, options=GREEDY)
+    critic.generate(task=task, draft="something else", max_new_tokens=2, options=GREEDY)
+    before = engine.costs.calls["dense"]
+    reply = critic.generate(task=task, draft=draft, max_new_tokens=2, options=GREEDY)
+    assert reply.usage.exact > 0 and reply.plan.forecast is not None and reply.plan.forecast.dense
+    assert engine.costs.calls["dense"] == before + 1
 
 
 def test_without_the_field_no_clock_decides() -> None:
