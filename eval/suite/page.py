@@ -24,7 +24,8 @@ def suite_page(result: Mapping[str, Any]) -> str:
     sections = []
     if result["pooled"]:
         sections += [tiles(_tiles(result["pooled"])), _plots(result, result["pooled"], "all fully connected cells")]
-        sections.append(_table("All fully connected cells together", result["pooled"], ""))
+        if sum(cell["topology"] == "full" for cell in result["cells"]) > 1:
+            sections.append(_table("All fully connected cells together", result["pooled"], ""))
     if result["failed"]:
         rows = [[(entry["cell"], ""), (entry["error"], "")] for entry in result["failed"]]
         sections.append(sortable("Not measured", ("cell", "why"), rows))

@@ -218,7 +218,7 @@ class Engine(Core):
             )
         chosen = policy or self.policy
         heals = isinstance(chosen, Healed)
-        prefilled = self.prefill(prompt, room=len(answer), policy=planning(chosen) if heals else chosen)
+        prefilled = self.prefill(prompt, room=len(answer), policy=planning(chosen) if heals else policy)
         plan, buffer = prefilled.plan, prefilled.buffer
         taught, start = plan, buffer.length
         with turn(self.model, self.backend.spec):

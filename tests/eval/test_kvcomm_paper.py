@@ -125,6 +125,19 @@ def test_calls_run_dense_until_two_anchors_are_there() -> None:
     assert (first.action, plans[2].counts.exact) == ("exact", first.stop)
 
 
+def test_a_forced_answer_runs_as_published_too() -> None:
+    paper = paper_engine()
+    agent = paper.agents["solver"]
+    for a, b in TEXTS[:2]:
+        agent.study(a=a, b=b)
+    a, b = TEXTS[2]
+    paper.isolate([agent.template.text_segment(text) for text in (a, b)])
+    _, plan = agent.force("so it is", a=a, b=b)
+    assert plan.counts.approximate > 0
+    _, dense = agent.force("so it is", a=a, b=b, policy=Dense())
+    assert dense.counts.approximate == 0
+
+
 def test_one_slot_that_fails_makes_the_whole_call_dense() -> None:
     paper = paper_engine()
     agent = paper.agents["solver"]
