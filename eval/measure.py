@@ -19,6 +19,7 @@ from eval.workload import Case, Workload
 from kvcomm import Dense, Engine, Segment
 from kvcomm.anchors.pool import BasePool
 from kvcomm.closeness import is_tie, kl_divergence
+from kvcomm.errors import KVCommError
 from kvcomm.hf.reply import Reply
 from kvcomm.reuse.policy import Policy
 
@@ -127,8 +128,10 @@ def measure(
         case = {"case": talk.case.problem.id}
         wrote = own_answers(sessions, node, slots, answer_tokens) if node.name == writes else {}
         for name, session in sessions.items():
-            times = {"ttft_s": ttft[name], "isolate_s": isolation.get(name, 0.0)}
-            yield compare(dense, session.engine, node, slots) | case | times | wrote.get(name, {}) | {"method": name}
+            times = {"ttft_s": ttft[name].seconds, "isolate_s": isolation.get(name, 0.0)}
+            row = compare(dense, session.engine, node, slots) | case | times | wrote.get(name, {}) | {"method": name}
+            ttft[name].check(row)
+            yield row
         if rounded is not None:
             yield compare(dense, rounded, node, slots, Dense()) | case | {"method": "yardstick"}
         talk.messages[node.name] = dense.segment
@@ -204,18 +207,37 @@ def _isolate(session: Session, node: Node, slots: Mapping[str, Segment]) -> floa
     return time.perf_counter() - started
 
 
+@dataclass
+class Timed:
+    """TTFT in seconds of each call of a method, and the tokens of each kind in it."""
+
+    seconds: list[float]
+    tokens: list[dict[str, int]]
+
+    def check(self, row: Row) -> None:
+        """Raise where the call that was compared did not reuse what those that were timed did."""
+        for tokens in self.tokens:
+            if tokens != row["tokens"]:
+                raise KVCommError(
+                    f"{row['method']}, {row['agent']}, {row['case']}: timed with {tokens} tokens, compared with "
+                    f"{row['tokens']}; the figures are void"
+                )
+
+
 def _first_tokens(
     sessions: Mapping[str, Engine], node: Node, slots: Mapping[str, Segment], repeats: int
-) -> dict[str, list[float]]:
-    """TTFT in seconds of each method, ``repeats`` times, the methods taking turns; nothing is kept or learned."""
+) -> dict[str, Timed]:
+    """TTFT of each method, ``repeats`` times, the methods taking turns; nothing is kept or learned."""
     timers: dict[str, Callable[[], Reply]] = {}
     for name, session in sessions.items():
         agent = session.fork(policy=session.policy, learn=False).agents[node.agent]
         timers[name] = lambda agent=agent: agent.generate(max_new_tokens=1, options=GREEDY, **slots)  # type: ignore[misc]
-    found: dict[str, list[float]] = {name: [] for name in sessions}
+    found = {name: Timed([], []) for name in sessions}
     for _ in range(repeats):
         for name, call in timers.items():
-            found[name].append(call().ttft_s)
+            reply = call()
+            found[name].seconds.append(reply.ttft_s)
+            found[name].tokens.append(asdict(reply.plan.counts))
     return found
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from eval.measure import Timed
 from eval.methods import METHODS
 from eval.setting import Setting
 from eval.suite import run as suite_run
@@ -18,11 +19,11 @@ from eval.suite.files import read_suite
 from eval.suite.metrics import figures, pooled
 from eval.suite.presets import PRESETS, Cell, preset
 from eval.suite.report import write_report
-from eval.suite.run import run_suite
+from eval.suite.run import run_cell, run_suite
 from eval.tasks import TASKS
 from eval.topologies import TOPOLOGIES
 from eval.trial import Trial
-from kvcomm.errors import InvalidInput
+from kvcomm.errors import InvalidInput, KVCommError
 from tests.eval.tiny_setting import tiny_setting
 
 ABOUT = {"preset": "quick", "command": "python -m eval run --preset quick", "seed": 0}
@@ -62,6 +63,18 @@ def test_quick_runs_from_end_to_end(quick: Path) -> None:
     assert result["cells"][1]["methods"]["kvcomm"]["score"]["n"] == 2
     assert result["cells"][2]["methods"]["exact"]["judge"]["value"] == 1
     assert result["pooled"]["kvcomm"]["mean_kl"]["n"] == 2
+
+
+def test_every_method_is_compared_as_it_is_timed(setting: Setting) -> None:
+    trial = Trial("full", 2, 1, 2, 420, 4, 1, 0, "prefill")
+    result = run_cell(setting, Cell("needle", trial, tuple(METHODS)))
+    last = [row for row in result["rows"] if row["ttft_s"]]
+    assert {row["method"] for row in last} == set(METHODS)
+    row = next(row for row in last if row["method"] == "kvcomm")
+    timed = Timed([0.1], [row["tokens"]])
+    timed.check(row)
+    with pytest.raises(KVCommError, match=r"kvcomm.*timed with .* compared with"):
+        timed.check({**row, "tokens": {**row["tokens"], "approximate": 0}})
 
 
 def test_report_says_it_all_without_a_request(quick: Path) -> None:
