@@ -79,6 +79,8 @@ def _repeat(result: Mapping[str, Any]) -> str:
         ["code", f"{result['code'][:16]}…" if "code" in result else "not recorded"],
         ["preset", f"{result['preset']}, seed {result.get('seed', 0)}"],
     ]
+    if "remark" in result:
+        pairs.append(["remark", result["remark"]])
     return markdown_table(("", ""), pairs)
 
 

@@ -80,9 +80,11 @@ def threads_of(result: Mapping[str, Any]) -> str:
 
 
 def facts_of(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Model, machine, versions and the like as pairs."""
+    """Model, machine, versions and the like as pairs; first what whoever made the file remarked on it."""
     versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
+    remark = [("remark", result["remark"])] if "remark" in result else []
     return [
+        *remark,
         ("model", f"{result['model']} (weights {result['model_digest'][:16]}…)"),
         ("machine", f"{result['machine']}; {threads_of(result)}"),
         ("versions", versions),

@@ -53,7 +53,7 @@ def result() -> dict[str, Any]:
         "versions": {"torch": "9"}, "code": "c" * 64, "machine": "2 × abacus", "preset": "standard",
         "command": "python -m eval run --preset standard --jobs 2", "cells": cells,
         "pooled": pooled(cells, lambda one: one["topology"] == "full"),
-        "failed": [{"cell": "maths, full", "error": "FetchError: no wheel"}],
+        "failed": [{"cell": "maths, full", "error": "FetchError: no wheel"}], "remark": "on a train",
     }  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def test_the_document_says_how_to_repeat_it_and_every_figure(result: dict[str, A
     for said in (
         "`python -m eval run --preset standard --jobs 2`", "2026-01-02",
         "2 × abacus; 2 cells at once, each with 1 thread",
-        "torch 9", "| maths, full | FetchError: no wheel |", "(../results/standard.json)",
+        "torch 9", "| remark | on a train |", "| maths, full | FetchError: no wheel |", "(../results/standard.json)",
         "### needle, full", "### tools, independent", "### documents, debate",
         "| needle, full | kvcomm | attended | 0.032 |",
     ):  # fmt: skip
