@@ -42,7 +42,7 @@ class LowerScore:
 
 @dataclass(frozen=True)
 class Closer:
-    """Peers of less mean KL than a method of ours.
+    """Peers of less mean KL than a method of ours; one that reused nothing ran dense, and is none.
 
     Attributes:
         peer: the closest one; ``others`` are the names of the rest.
@@ -96,7 +96,8 @@ def _lower(cell: Mapping[str, Any], name: str) -> Iterator[LowerScore]:
 
 def _closer(cell: Mapping[str, Any], name: str) -> Iterator[Closer]:
     methods = cell["methods"]
-    better = [p for p in methods if p in PEERS and methods[p]["mean_kl"]["value"] < methods[name]["mean_kl"]["value"]]
+    reusing = [peer for peer in methods if peer in PEERS and methods[peer]["reuse"]["value"] > 0]
+    better = [peer for peer in reusing if methods[peer]["mean_kl"]["value"] < methods[name]["mean_kl"]["value"]]
     if better:
         first, *others = sorted(better, key=lambda peer: float(methods[peer]["mean_kl"]["value"]))
         mine, theirs = (_kl(cell, method) for method in (name, first))

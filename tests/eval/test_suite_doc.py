@@ -70,6 +70,9 @@ def test_losses_by_hand(result: dict[str, Any]) -> None:
     (closer,) = found.closer
     assert (closer.method, closer.peer, closer.others) == ("kvcomm", "attended", ())
     assert closer.difference.value == pytest.approx(-0.01) and closer.difference.n == 4
+    cell = result["cells"][0]
+    idle = {**cell["methods"]["attended"], "reuse": {"value": 0.0}}  # it ran dense
+    assert losses([{**cell, "methods": {**cell["methods"], "attended": idle}}]).closer == ()
 
 
 def test_without_losses_it_says_nowhere(result: dict[str, Any]) -> None:
