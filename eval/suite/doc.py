@@ -152,8 +152,8 @@ def _losing(found: Losses) -> str:
         for c in found.closer
     ]  # fmt: skip
     said = (
-        f"Of {found.compared} pairs of a cell and a method of ours, as they stand, whether by chance or not. A published "
-        "method that reused nothing in a cell ran dense there, and is not compared."
+        f"Of {found.compared} pairs of a cell and a method of ours, as they stand, whether by chance or not. A "
+        "published method that reused nothing in a cell ran dense there, and is not compared."
     )
     return "\n\n".join(
         [
