@@ -1,4 +1,4 @@
-"""What a call will take, dense and reused, in seconds on this machine: so that reuse is never the slower of the two.
+"""What a call will take, dense and reused, in seconds on this machine: so that the faster way is taken.
 
 A prefill of n tokens takes a + b n + c n² (overhead, matrices, attention); a pass over m scattered tokens is another
 line with the same attention; moving KV takes seconds a byte. All are measured in a second or two on the model

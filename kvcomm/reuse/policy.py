@@ -202,7 +202,8 @@ class Balanced(Reuse):
     """The default: offsets, and where tokens and their segments are expected to be furthest off, 8 tokens a segment
     recomputed.
 
-    Where a full prefill is predicted to be faster there is one, unless ``gate`` is False. With ``max_kl`` what reuse
+    Where a full prefill is predicted to be faster there is one, but for a trial now and then, unless ``gate`` is False.
+    With ``max_kl`` what reuse
     costs in closeness is predicted before the first token, and more is computed where it would be too much
     (docs/trust.md).
     """
