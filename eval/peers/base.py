@@ -33,6 +33,11 @@ class Answer:
 class Running(Protocol):
     """A peer that has loaded the model."""
 
+    @property
+    def version(self) -> str:
+        """The program's own version."""
+        ...
+
     def answer(self, prompt: Prompt, tokens: int, reuse: bool) -> Answer:
         """Answer greedily.
 

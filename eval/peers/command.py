@@ -54,13 +54,15 @@ def peers(
         prompt_tokens=prompt_tokens, answer_tokens=answer_tokens, measured=prompts + WARM_UP, fill=0, seed=seed,
     )  # fmt: skip
     asked = prompts_of(workload, setting)
-    ran, skipped = {}, {}
+    ran: dict[str, dict[str, Any]] = {}
+    skipped = {}
     for peer in PEERS:
         if only and not any(peer.name.startswith(name) for name in only.split(",")):
             continue
         try:
             with waiting(peer.name), peer.run(setting) as running:
-                ran[peer.name] = measure(running, asked, answer_tokens)
+                rows = measure(running, asked, answer_tokens)
+                ran[peer.name] = {"version": running.version, **summary(rows), "rows": rows}
         except Absent as error:
             skipped[peer.name] = str(error)
     result = {
@@ -69,12 +71,15 @@ def peers(
         "command": command_line("peers"),
         "setting": {"task": task, "agents": agents, "prompts": prompts, "prompt_tokens": prompt_tokens,
                     "answer_tokens": answer_tokens},
-        "peers": {name: summary(rows) | {"rows": rows} for name, rows in ran.items()},
+        "peers": ran,
         "skipped": skipped,
     }  # fmt: skip
     write_json(out, result)
-    table = markdown_table(_HEAD, [_cells(name, found) for name, found in result["peers"].items()])
-    said = "\n".join([table, "", *(f"- {name} did not run: {why}" for name, why in skipped.items())]).strip()
+    table = markdown_table(_HEAD, [_cells(name, found) for name, found in ran.items()])
+    versions = "; ".join(f"{name}: {found['version']}" for name, found in ran.items())
+    said = "\n".join(
+        [table, "", f"Versions: {versions}.", "", *(f"- {name} did not run: {why}" for name, why in skipped.items())]
+    ).strip()
     if doc is not None:
         fill_table(doc, "peers", said)
     print(said)

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any
 
 from eval.peers.base import Absent, Answer
@@ -36,12 +37,14 @@ class KVBoost:
         try:
             import kvboost
         except ImportError as error:
-            raise Absent(f"kvboost cannot be imported ({error}); pip install --no-deps kvboost sentencepiece") from None
+            raise Absent(
+                f"kvboost cannot be imported ({error}); pip install --no-deps kvboost sentencepiece, or `make peers`"
+            ) from None
         engine = kvboost.KVBoost(
             copy.deepcopy(setting.model), setting.tokenizer, max_cache_bytes=CACHE_BYTES, device="cpu",
             recompute_strategy=self.strategy,
         )  # fmt: skip
-        yield _Running(engine, kvboost.GenerationMode, setting)
+        yield _Running(engine, kvboost.GenerationMode, setting, metadata.version("kvboost"))
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class _Running:
     engine: Any
     modes: Any
     setting: Setting
+    version: str
 
     def answer(self, prompt: Prompt, tokens: int, reuse: bool) -> Answer:
         """See Running; kvboost takes text and gives text."""

@@ -59,7 +59,7 @@ class LlamaServer:
         server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             _wait(server, port)
-            yield _Running(port)
+            yield _Running(port, _version(program))
         finally:
             server.terminate()
             try:
@@ -85,9 +85,16 @@ def _wait(server: subprocess.Popen[bytes], port: int) -> None:
     raise Absent(f"llama-server was not ready after {START_S:.0f} s; run it by hand to see why")
 
 
+def _version(program: str) -> str:
+    """The first line of ``--version``, which goes to standard error."""
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=START_S)
+    return (said.stderr or said.stdout).strip().partition("\n")[0].removeprefix("version: ")
+
+
 @dataclass(frozen=True)
 class _Running:
     port: int
+    version: str
 
     def answer(self, prompt: Prompt, tokens: int, reuse: bool) -> Answer:
         """See Running; TTFT is that of the first streamed token."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import metadata
 
 from eval.peers.base import Answer
 from eval.setting import Setting
@@ -30,6 +31,7 @@ class Ours:
 @dataclass(frozen=True)
 class _Running:
     engine: Engine
+    version: str = metadata.version("kvcomm")
 
     def answer(self, prompt: Prompt, tokens: int, reuse: bool) -> Answer:
         """See Running; the dense runs leave nothing behind."""
