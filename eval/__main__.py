@@ -54,7 +54,8 @@ _mount("learning", "eval.learning", "Closeness against the number of calls that 
 _mount("offsets", "eval.offset_study", "How much of the true offsets each estimator explains.")
 _mount("near", "eval.near", "Closeness of nearly equal texts.")
 _mount("verified", "eval.verified", "Verified answers against dense ones, and what healing is worth.")
-_mount("trust", "eval.trust", "Predicted against measured closeness; the cost gate.")
+_mount("trust", "eval.trust", "Predicted against measured closeness.")
+_mount("gate", "eval.gate", "The cost gate over prompt lengths: when it reuses, and what is lost where it does not.")
 _mount("train-small", "eval.train_small", "Train a small model of another family.")
 _mount("page", "eval.report", "Make the HTML page again from a results file.")
 

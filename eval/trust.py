@@ -12,7 +12,6 @@ import typer
 from rich.progress import Progress
 
 from eval.finished import Finished
-from eval.gate import LENGTHS, gate, print_gate
 from eval.measure import Conversation, dense_answer, open_case
 from eval.methods import METHODS
 from eval.output import command_line, write_json
@@ -33,7 +32,7 @@ from kvcomm.reuse.judgement import Features
 from kvcomm.reuse.policy import Balanced, Dense, Policy
 from kvcomm.types import digest_fields
 
-app = typer.Typer(help="Predicted against measured closeness; the cost gate.", pretty_exceptions_enable=False)
+app = typer.Typer(help="Predicted against measured closeness.", pretty_exceptions_enable=False)
 Row = dict[str, Any]
 SHIPPED = Path("kvcomm/reuse/calibrations/smollm2-135m-instruct.json")
 SHAPE: Mapping[str, Any] = {
@@ -112,16 +111,15 @@ def trust(
     calibration: Annotated[
         Path | None, typer.Option(help="Where it goes: the package for the default model, else beside the output.")
     ] = None,
-    lengths: Annotated[str, typer.Option(help="Prompt lengths for the gate.")] = ",".join(map(str, LENGTHS)),
     model: Annotated[str | None, typer.Option(help="HuggingFace id or folder.")] = None,
     out: Annotated[Path, typer.Option(help="JSON file to write; a plot goes beside it.")] = Path("results/trust.json"),
 ) -> None:
-    """Calibrate on some seeds and measure on others; adversarial prompts; the gate over 30 to 3,000 tokens.
+    """Calibrate on some seeds and measure on others; adversarial prompts.
 
     Parts that are done are kept beside the output until the whole is; a run that was cut off goes on behind them.
     """
     setting = Setting.load(model)
-    seen = {"shape": dict(SHAPE), "fit_prompts": fit_prompts, "prompts": prompts, "max_kl": max_kl, "lengths": lengths,
+    seen = {"shape": dict(SHAPE), "fit_prompts": fit_prompts, "prompts": prompts, "max_kl": max_kl,
             "adversarial": digest_fields(adversarial.read_bytes()), "policies": repr(bounded(max_kl))}  # fmt: skip
     finished = Finished(out.with_suffix(".parts.jsonl"), {**seen, **setting.describe()})
     with Progress(console=stderr_console()) as progress:
@@ -148,16 +146,14 @@ def trust(
         for task in tasks.split(","):
             rows += part(f"measuring {task}", task_rows(setting, task, 202, prompts, policies, by))
         hard = part("adversarial", example_rows(setting, adversarial, policies, by))
-        gates = part("gate", gate(setting, [int(length) for length in lengths.split(",")]))
     result = {
         "command": command_line("trust"),
         **setting.describe(),
         "setting": seen,
         "calibration": by.to_json(),
-        "figures": figures(rows, hard, gates, max_kl),
+        "figures": figures(rows, hard, max_kl),
         "rows": rows,
         "adversarial": hard,
-        "gate": gates,
     }
     write_json(out, result)
     finished.clear()
@@ -166,4 +162,3 @@ def trust(
     ]
     out.with_suffix(".svg").write_text(as_svg(points, max_kl), encoding="utf-8")
     print_figures(result["figures"])
-    print_gate(gates)

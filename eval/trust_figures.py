@@ -36,7 +36,7 @@ def summary(rows: Sequence[Row], max_kl: float) -> dict[str, Any]:
     }
 
 
-def figures(rows: Sequence[Row], hard: Sequence[Row], gates: Sequence[Row], max_kl: float) -> dict[str, Any]:
+def figures(rows: Sequence[Row], hard: Sequence[Row], max_kl: float) -> dict[str, Any]:
     """Everything that is promised of trust, in numbers.
 
     ``balanced`` acts on its predictions. The ``watched`` predict and do not act, so that their predictions can be held
@@ -54,8 +54,6 @@ def figures(rows: Sequence[Row], hard: Sequence[Row], gates: Sequence[Row], max_
             found[f"{name}, {method}"] = {**summary(mine, max_kl), "by_kind": by_kind}
     acted = [row for row in hard if row["method"] == "balanced"]
     found["unnoticed"] = sum(row["kl"] > 4 * max_kl and row.get("bound", 0.0) <= max_kl for row in acted)
-    found["gate_worst_loss"] = max(row["gated_s"] / row["dense_s"] for row in gates) - 1.0
-    found["gate_engages_from"] = min((row["tokens"] for row in gates if row["reused"]), default=None)
     return found
 
 

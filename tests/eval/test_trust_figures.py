@@ -22,11 +22,7 @@ def test_figures_by_hand() -> None:
         row("code", "watched deep", 0.4, 0.05, 0.5),
     ]
     hard = [row("key", "balanced", 0.3, 0.01, 0.02), row("key", "balanced", 0.3, 0.01, 0.07)]
-    gates = [
-        {"tokens": 30, "dense_s": 1.0, "gated_s": 1.05, "reused": False},
-        {"tokens": 100, "dense_s": 2.0, "gated_s": 1.0, "reused": True},
-    ]
-    found = figures(rows, hard, gates, 0.05)
+    found = figures(rows, hard, 0.05)
     acted = found["prompts, balanced"]
     assert acted["n"] == 2 and acted["above"] == 0.5 and acted["above_own_bound"] == 0.5
     assert acted["more_computed"] == 0.5 and acted["mean_kl"] == pytest.approx(0.05)
@@ -35,4 +31,3 @@ def test_figures_by_hand() -> None:
     assert found["prompts, watched fast"]["rank_correlation"] is None  # two points order nothing
     assert found["prompts, watched deep"]["by_kind"]["code"]["n"] == 1
     assert found["unnoticed"] == 1  # the other one's own bound was above what was allowed
-    assert found["gate_worst_loss"] == pytest.approx(0.05) and found["gate_engages_from"] == 100
