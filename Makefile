@@ -110,7 +110,7 @@ bench-mooncake: $(READY)
 # Other programs over the same prompts: vLLM's build for CPUs, kvboost, and llama.cpp where KVCOMM_LLAMA_SERVER names its
 # server. Nothing else may run meanwhile.
 peers: $(PEERS_READY)
-	$(PEERS_BIN)/python -m eval peers --prompts 10 --doc docs/evaluation.md $(PEERS_FLAGS)
+	$(PEERS_BIN)/python -m eval peers --prompts 10 $(PEERS_FLAGS)
 
 # Long runs whose short forms are in `make test`; about half an hour.
 soak: $(READY)

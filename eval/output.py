@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvcomm.errors import InvalidInput
-
 
 def command_line(name: str) -> str:
     """The command that was given, as it can be typed again."""
@@ -27,17 +25,3 @@ def write_json(path: Path, result: dict[str, Any]) -> None:
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
-
-
-def fill_table(doc: Path, name: str, table: str) -> None:
-    """Put ``table`` between ``<!-- name -->`` and ``<!-- end of name -->`` in a document.
-
-    Raises:
-        InvalidInput: the document has not both marks once.
-    """
-    begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-    text = doc.read_text(encoding="utf-8")
-    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
-        raise InvalidInput(f"{doc} must have one line {begin.strip()} and behind it one {end}; add them")
-    head, rest = text.split(begin)
-    doc.write_text(f"{head}{begin}{table}\n{end}{rest.split(end)[1]}", encoding="utf-8")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +18,7 @@ import typer
 from rich.progress import Progress
 
 from eval.chat_templates import CHATML_TOOLS
-from eval.output import command_line, fill_table, markdown_table, write_json
+from eval.output import command_line, markdown_table, write_json
 from eval.progress import stderr_console
 from eval.setting import Setting
 from eval.statistics import percentile
@@ -47,7 +47,6 @@ def tail(
     answer_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 8,
     seed: Annotated[int, typer.Option(help="Chooses passages and questions.")] = 0,
     model: Annotated[str | None, typer.Option(help="HuggingFace id or folder.")] = None,
-    doc: Annotated[Path | None, typer.Option(help="A Markdown file whose table is filled in.")] = None,
     out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("results/tail.json"),
 ) -> None:
     """Measure the tail of TTFT of two concurrent conversations: dense, exact and kvcomm."""
@@ -80,11 +79,13 @@ def tail(
         "rows": rows,
     }
     write_json(out, result)
-    table = markdown_table(_HEAD, [_cells(name, found) for name, found in result["methods"].items()])
-    if doc is not None:
-        fill_table(doc, "tail", table)
-    print(table)
+    print(table(result))
     print(out)
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """A results file as a Markdown table."""
+    return markdown_table(_HEAD, [_cells(name, found) for name, found in result["methods"].items()])
 
 
 def script(shared: Sequence[str], number: int, turns: int, seed: int) -> list[tuple[str, str]]:

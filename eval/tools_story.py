@@ -8,7 +8,7 @@ prefix reuse and with kvcomm, both having answered with the unchanged catalogue 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,16 +18,18 @@ from rich.progress import Progress
 
 from eval.chat_templates import CHATML_TOOLS
 from eval.chat_tools import CATALOGUE, Tool, changes
-from eval.output import command_line, fill_table, markdown_table, write_json
+from eval.output import command_line, markdown_table, write_json
 from eval.progress import stderr_console
 from eval.setting import Setting
 from eval.statistics import mean, ratio_of_medians
 from kvcomm import Balanced, Dense, Engine, Exact, Reply
 from kvcomm.closeness import kl_divergence
+from kvcomm.reuse.policy import Policy
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 FORMS = {"as given": False, "canonical": True}
 METHODS = ("dense", "exact", "kvcomm")
+POLICIES: dict[str, Policy] = {"exact": Exact(), "kvcomm": Balanced()}
 QUESTIONS = (
     "What will the weather be like in Lisbon when our guests arrive on Friday?",
     "How much are 450 dollars in euros today?",
@@ -56,7 +58,6 @@ def tools_story(
     repeats: Annotated[int, typer.Option(help="How often each TTFT is taken; 0 counts tokens only.")] = 3,
     learned: Annotated[int, typer.Option(help="Calls with other catalogues that kvcomm learns from first, to 4.")] = 4,
     model: Annotated[str | None, typer.Option(help="HuggingFace id or folder.")] = None,
-    doc: Annotated[Path | None, typer.Option(help="A Markdown file whose table is filled in.")] = None,
     out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("results/tools-story.json"),
 ) -> None:
     """Measure hit rate and TTFT after each change of a catalogue of twelve tools."""
@@ -79,11 +80,13 @@ def tools_story(
         "rows": rows,
     }
     write_json(out, result)
-    table = markdown_table(_HEAD, [_cells(entry) for entry in result["table"]])
-    if doc is not None:
-        fill_table(doc, "tools-story", table)
-    print(table)
+    print(table(result))
     print(out)
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """A results file as a Markdown table."""
+    return markdown_table(_HEAD, [_cells(entry) for entry in result["table"]])
 
 
 class Story:
@@ -91,14 +94,13 @@ class Story:
 
     def __init__(self, setting: Setting, canonical: bool, learned: int) -> None:
         self._options: dict[str, Any] = {"canonical": canonical, "template": {"chat_template": CHATML_TOOLS}}
-        policies = {"exact": Exact(), "kvcomm": Balanced()}
-        self._engines: dict[str, Engine] = {name: setting.engine(policy=p) for name, p in policies.items()}
+        self._engines: dict[str, Engine] = {name: setting.engine(policy=p) for name, p in POLICIES.items()}
         self._engines["dense"] = self._engines["exact"].fork(policy=Dense(), learn=False)
         rng = random.Random(0)
         for question in _LEARNING[:learned]:
             tools = rng.sample(CATALOGUE, len(CATALOGUE) - 4)
             self._ask(self._engines["kvcomm"], question, tools, max_new_tokens=2, policy=Dense())
-        for name in policies:
+        for name in POLICIES:
             self._ask(self._engines[name], _LEARNING[0], CATALOGUE, max_new_tokens=2)
 
     def rows(self, question: str, tools: Sequence[Tool], repeats: int) -> list[dict[str, Any]]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from eval.output import command_line, fill_table, markdown_table, write_json
+from eval.output import command_line, markdown_table, write_json
 from eval.peers.base import Absent, Answer, Peer, Running
 from eval.peers.kvboost import KVBoost
 from eval.peers.llama_server import LlamaServer
@@ -44,7 +44,6 @@ def peers(
     only: Annotated[str, typer.Option(help="Beginnings of programs' names, comma-separated; all if not given.")] = "",
     seed: Annotated[int, typer.Option(help="Chooses problems.")] = 0,
     model: Annotated[str | None, typer.Option(help="HuggingFace id or folder.")] = None,
-    doc: Annotated[Path | None, typer.Option(help="A Markdown file whose table is filled in.")] = None,
     out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("results/peers.json"),
 ) -> None:
     """Run every program that is here over the same prompts; what is not here is named with the reason."""
@@ -75,15 +74,17 @@ def peers(
         "skipped": skipped,
     }  # fmt: skip
     write_json(out, result)
-    table = markdown_table(_HEAD, [_cells(name, found) for name, found in ran.items()])
-    versions = "; ".join(f"{name}: {found['version']}" for name, found in ran.items())
-    said = "\n".join(
-        [table, "", f"Versions: {versions}.", "", *(f"- {name} did not run: {why}" for name, why in skipped.items())]
-    ).strip()
-    if doc is not None:
-        fill_table(doc, "peers", said)
-    print(said)
+    print(table(result))
     print(out)
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """A results file as a Markdown table, with every program's version, and why those not in it did not run."""
+    ran = result["peers"]
+    versions = "; ".join(f"{name}: {found['version']}" for name, found in ran.items())
+    absent = [f"- {name} did not run: {why}" for name, why in result["skipped"].items()]
+    rows = [_cells(name, found) for name, found in ran.items()]
+    return "\n".join([markdown_table(_HEAD, rows), "", f"Versions: {versions}.", "", *absent]).strip()
 
 
 def prompts_of(workload: Workload, setting: Setting) -> dict[str, list[Prompt]]:

@@ -13,6 +13,7 @@ from eval.suite.drawing import drawing
 from eval.suite.losses import Losses, losses
 from eval.suite.page import dots, speed_and_distance
 from eval.suite.plots import intervals
+from eval.suite.studies import Found, found_beside
 from eval.suite.words import figure, sizes, threads_of
 from eval.words import nats, percent, seconds, times
 
@@ -27,17 +28,26 @@ _LEAD = (
 
 
 def write_doc(result: Mapping[str, Any], source: Path, doc: Path) -> list[Path]:
-    """Write ``doc`` and its plots, ``<stem>-….svg`` beside it; return the paths, the document's first."""
+    """Write ``doc`` and its plots, ``<stem>-….svg`` beside it; return the paths, the document's first.
+
+    Studies whose results lie beside ``source`` get a section each.
+
+    Raises:
+        InvalidInput: the file of such a study cannot be shown.
+    """
     doc.parent.mkdir(parents=True, exist_ok=True)
-    text, plots = document(result, os.path.relpath(source, doc.parent), doc.stem)
+    folder = os.path.relpath(source.parent, doc.parent)
+    text, plots = document(result, f"{folder}/{source.name}", doc.stem, tuple(found_beside(source.parent)))
     doc.write_text(text, encoding="utf-8")
     for name, plot in plots.items():
         (doc.parent / name).write_text(plot, encoding="utf-8")
     return [doc, *(doc.parent / name for name in plots)]
 
 
-def document(result: Mapping[str, Any], source: str, stem: str) -> tuple[str, dict[str, str]]:
-    """The document's text, and its plots by file name."""
+def document(
+    result: Mapping[str, Any], source: str, stem: str, studies: Sequence[Found] = ()
+) -> tuple[str, dict[str, str]]:
+    """The document's text, and its plots by file name; studies stand between the topologies and where we lose."""
     plots: dict[str, str] = {}
 
     def shown(about: str, *parts: str) -> str:
@@ -64,6 +74,9 @@ def document(result: Mapping[str, Any], source: str, stem: str) -> tuple[str, di
         parts += ["## By topology", shown("topologies", *_topologies(patterns))]
     for cell in patterns:
         parts += [f"### {cell['name']}", sizes(cell), _methods(cell["methods"])]
+    for study in studies:
+        named = f"`{study.result['command']}`, {study.result['machine']}, {threads_of(study.result)}."
+        parts += [f"## {study.heading}", study.about, named, shown(study.name, *study.plots), study.table]
     parts += [_losing(losses(result["cells"])), _about(result["cells"])]
     return "\n\n".join(parts) + "\n", plots
 

@@ -17,7 +17,7 @@ from tests.eval.tiny_setting import tiny_setting
 def test_every_call_of_every_conversation_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Setting, "load", lambda name: tiny_setting())
     out = tmp_path / "tail.json"
-    tail.tail(conversations=3, turns=3, answer_tokens=2, seed=0, model=None, doc=None, out=out)
+    tail.tail(conversations=3, turns=3, answer_tokens=2, seed=0, model=None, out=out)
     result = json.loads(out.read_text())
     for name in ("dense", "exact", "kvcomm"):
         found = result["methods"][name]
@@ -39,4 +39,4 @@ def test_conversations_share_passages_and_differ() -> None:
 
 def test_one_conversation_alone_is_refused() -> None:
     with pytest.raises(InvalidInput, match="at least 2"):
-        tail.tail(conversations=1, turns=1, answer_tokens=1, seed=0, model=None, doc=None, out=Path("unused.json"))
+        tail.tail(conversations=1, turns=1, answer_tokens=1, seed=0, model=None, out=Path("unused.json"))

@@ -1,0 +1,136 @@
+"""The studies whose results lie beside a preset's, as sections of the document: peers, changing tools, the tail."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eval import tail, tools_story
+from eval.peers import command as peers
+from eval.suite.plots import Dot, intervals
+from eval.words import percent, seconds, times
+from kvcomm.errors import InvalidInput
+
+Result = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A study's results as they are shown.
+
+    Attributes:
+        name: its command, and the stem of its results file.
+        heading: of its section.
+        about: what its figures are.
+        result: the results file.
+        table: the same in Markdown.
+        plots: drawings to stand beside each other.
+    """
+
+    name: str
+    heading: str
+    about: str
+    result: Result
+    table: str
+    plots: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Study:
+    name: str
+    heading: str
+    about: str
+    table: Callable[[Result], str]
+    plots: Callable[[Result], tuple[str, ...]]
+
+
+def found_beside(folder: Path) -> Iterator[Found]:
+    """Every study that has a results file in ``folder``.
+
+    Raises:
+        InvalidInput: a file is there and cannot be shown.
+    """
+    for study in STUDIES:
+        path = folder / f"{study.name}.json"
+        if not path.exists():
+            continue
+        try:
+            result = json.loads(path.read_text(encoding="utf-8"))
+            yield Found(study.name, study.heading, study.about, result, study.table(result), study.plots(result))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InvalidInput(
+                f"{path} cannot be shown ({type(error).__name__}: {error}); "
+                f"measure again: python -m eval {study.name} --out {path}"
+            ) from None
+
+
+def _dot(label: str, entry: Mapping[str, float], show: Callable[[float], str], css: str) -> Dot:
+    return Dot(label, entry["value"], entry["low"], entry["high"], show(entry["value"]), css)
+
+
+def _peers_plots(result: Result) -> tuple[str, ...]:
+    def speed(title: str, key: str) -> str:
+        rows = [
+            _dot(name, found[key], times, "reused" if name == "kvcomm" else "new")
+            for name, found in result["peers"].items()
+        ]
+        return intervals(title, rows, mark=("its own dense run", 1.0))
+
+    return speed("Dense TTFT over TTFT, behind another agent", "ratio"), speed(
+        "Dense TTFT over TTFT, the same prompt asked again", "again_ratio"
+    )
+
+
+def _tools_plots(result: Result) -> tuple[str, ...]:
+    rows = [entry for entry in result["table"] if entry["form"] == "as given"]
+    hits = [
+        _dot(f"{entry['change']}: {who}", entry[key], percent, css)
+        for entry in rows
+        for who, key, css in (("prefix reuse", "hit_exact", "exact"), ("kvcomm", "hit_kvcomm", "reused"))
+    ]
+    sooner = [
+        _dot(entry["change"], entry["prefix_over_kvcomm"], times, "reused")
+        for entry in rows
+        if "prefix_over_kvcomm" in entry
+    ]
+    drawn = [intervals("Hit rate: tokens of the prompt not computed", hits)]
+    if sooner:
+        drawn.append(intervals("TTFT of prefix reuse over kvcomm's", sooner, mark=("prefix reuse", 1.0)))
+    return tuple(drawn)
+
+
+def _tail_plots(result: Result) -> tuple[str, ...]:
+    colours = {"dense": "dense", "exact": "exact"}
+    rows = [
+        _dot(f"{name}, p{q}", found[f"ttft_p{q}"], seconds, colours.get(name, "reused"))
+        for q in (50, 95, 99)
+        for name, found in result["methods"].items()
+    ]
+    return (intervals("TTFT, seconds", rows),)
+
+
+STUDIES = (
+    _Study(
+        "peers", "Other programs",
+        "Each against its own dense run: dense TTFT over TTFT with reuse, where the text was read by another agent, "
+        "and where the very same prompt is asked again, all of which a prefix cache finds. `answer kept` is the share "
+        "of its own dense answer. Times of two programs are not comparable: llama.cpp computes with 4-bit weights "
+        "([evaluation.md](evaluation.md#other-programs)).",
+        peers.table, _peers_plots,
+    ),
+    _Study(
+        "tools-story", "Tools that come and go",
+        "Twelve tools in the system turn, changed after a first answer. The hit rate is the share of the prompt that "
+        "was not computed ([evaluation.md](evaluation.md#tools-that-come-and-go)).",
+        tools_story.table, _tools_plots,
+    ),
+    _Study(
+        "tail", "The tail",
+        "Two conversations of several turns at a time over one engine; intervals resample conversations "
+        "([evaluation.md](evaluation.md#the-tail)).",
+        tail.table, _tail_plots,
+    ),
+)  # fmt: skip
