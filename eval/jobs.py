@@ -2,71 +2,32 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import sys
+import threading
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Annotated
 
-import torch
 import typer
 
 from eval.finished import Finished
 from eval.progress import stderr_console
 from eval.setting import Setting
-from kvcomm.errors import InvalidInput
+from eval.workers import Failure, Job, Outcomes, in_processes, outcome_of, threads_each
+
+__all__ = ["FAILED", "Failure", "Job", "JobsOption", "run_jobs", "threads_each"]
 
 JobsOption = Annotated[int, typer.Option("--jobs", help="Parts at once, each in a process with its share of threads.")]
+BEAT_S = 60.0
 FAILED = 4
 """Exit status of a command in which a part failed."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """A part: ``call(setting, *arguments)`` returns what JSON can hold.
-
-    Attributes:
-        name: what it is kept under, different for each part.
-        cost: how long it takes, in units of the run's own: for the time left.
-        call, arguments: of module level, so that another process can be told of them.
-    """
-
-    name: str
-    cost: float
-    call: Callable[..., Any]
-    arguments: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A part that could not be measured, and why."""
-
-    name: str
-    error: str
-
-
-def threads_each(count: int) -> int:
-    """Threads of torch in each of ``count`` processes: those of this one, shared out.
-
-    Raises:
-        InvalidInput: no process, or more than the machine has cores.
-    """
-    cores = os.cpu_count() or 1
-    if not 1 <= count <= cores:
-        raise InvalidInput(f"jobs is {count}; give 1 to {cores}, the cores of this machine")
-    return max(1, torch.get_num_threads() // count)
 
 
 def run_jobs(setting: Setting, jobs: Sequence[Job], finished: Finished, count: int = 1) -> list[Failure]:
     """Run the jobs that ``finished`` has not, keep each there once it is done, and return those that failed.
 
-    Progress and the time left go to stderr. An interruption ends the other processes; what is done stays done.
+    Progress and the time left go to stderr, where no bar moves once a minute. An interruption, or this process's end
+    in any way, ends the other processes; what is done stays done.
 
     Args:
         count: processes, each with a copy of the model and ``threads_each`` threads; 1 is this process itself.
@@ -83,124 +44,67 @@ def run_jobs(setting: Setting, jobs: Sequence[Job], finished: Finished, count: i
         console.print(f"{numbers[job.name]} …{clock.left()}", highlight=False)
 
     failures = []
-    with closing(_here(setting, left, begin) if count == 1 else _apart(setting, left, count, begin)) as outcomes:
-        for job, part in outcomes:
-            if isinstance(part, Failure):
-                failures.append(part)
-                console.print(f"{job.name} failed: {part.error}", highlight=False)
-            else:
-                finished.add(job.name, part)
-            clock.end(job.cost)
+    outcomes = _here(setting, left, begin) if count == 1 else in_processes(setting, left, count, begin)
+    try:
+        with closing(outcomes), _said_while(clock, console.is_terminal and count == 1):
+            for job, part in outcomes:
+                if isinstance(part, Failure):
+                    failures.append(part)
+                    console.print(f"{job.name} failed: {part.error}", highlight=False)
+                else:
+                    finished.add(job.name, part)
+                clock.end(job.cost)
+    except KeyboardInterrupt:
+        done = sum(finished.get(job.name) is not None for job in jobs)
+        kept = f"{done} of {len(jobs)} are kept in {finished.path}; the same command goes on behind them"
+        console.print(f"interrupted: {kept}", highlight=False)
+        raise
     return failures
-
-
-Outcomes = Generator[tuple[Job, Any], None, None]
 
 
 def _here(setting: Setting, jobs: Sequence[Job], begin: Callable[[Job], None]) -> Outcomes:
     for job in jobs:
         begin(job)
-        yield job, _outcome(job, setting)
+        yield job, outcome_of(job, setting)
 
 
-def _outcome(job: Job, setting: Setting) -> Any:
+@contextmanager
+def _said_while(clock: _Clock, quiet: bool) -> Iterator[None]:
+    """Say how long it has been and how long it will be, every BEAT_S unless ``quiet``."""
+    ended = threading.Event()
+
+    def say() -> None:
+        while not ended.wait(BEAT_S):
+            stderr_console().print(f"{clock.been()}{clock.left()}", highlight=False)
+
+    if not quiet:
+        threading.Thread(target=say, daemon=True).start()
     try:
-        return job.call(setting, *job.arguments)
-    except Exception as error:  # whatever it is, the other parts are worth having
-        return Failure(job.name, f"{type(error).__name__}: {error}")
-
-
-@dataclass(frozen=True)
-class _Worker:
-    process: SpawnProcess
-    connection: Connection
-    job: Job
-
-
-def _apart(setting: Setting, jobs: Sequence[Job], count: int, begin: Callable[[Job], None]) -> Outcomes:
-    """One process for each of ``count`` jobs at a time; it takes the next one, and where it died a new one does."""
-    waiting, working = list(jobs), dict[Connection, _Worker]()
-
-    def give(process: SpawnProcess, connection: Connection) -> None:
-        job = waiting.pop(0)
-        working[connection] = _Worker(process, connection, job)
-        begin(job)
-        with suppress(OSError):  # it is dead already, which waiting for it shows
-            connection.send(job)
-
-    try:
-        while waiting or working:
-            while waiting and len(working) < count:
-                give(*_start(setting, threads_each(count)))
-            ready = wait(list(working))
-            for worker in [worker for connection, worker in working.items() if connection in ready]:
-                del working[worker.connection]
-                try:
-                    outcome = worker.connection.recv()
-                except (EOFError, OSError):
-                    worker.process.join()
-                    outcome = Failure(worker.job.name, f"its process ended with status {worker.process.exitcode}")
-                yield worker.job, outcome
-                if waiting and worker.process.is_alive():
-                    give(worker.process, worker.connection)
-                else:
-                    _end(worker)
+        yield
     finally:
-        for worker in working.values():
-            _end(worker)
-
-
-def _end(worker: _Worker) -> None:
-    """Kill it: it has nothing of its own to put away, and need not be waited for while it unloads a model."""
-    worker.process.kill()
-    worker.process.join()
-    worker.connection.close()
-
-
-def _start(setting: Setting, threads: int) -> tuple[SpawnProcess, Connection]:
-    context = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads as locks that nobody frees
-    mine, its = context.Pipe()
-    process = context.Process(target=_work, args=(its, setting.source, setting.digest, threads), daemon=True)
-    process.start()
-    its.close()
-    return process, mine
-
-
-def _work(connection: Connection, source: str | None, digest: str, threads: int) -> None:
-    """What another process does: jobs that come, one at a time, until the connection ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process has it too, and ends this one
-    sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  bars of several processes would mix
-    torch.set_num_threads(threads)
-    setting: Setting | None = None
-    with suppress(EOFError, OSError):
-        while True:
-            job = connection.recv()
-            try:
-                setting = setting or _same(source, digest)
-            except Exception as error:  # no model: each job says so
-                connection.send(Failure(job.name, f"{type(error).__name__}: {error}"))
-                continue
-            connection.send(_outcome(job, setting))
-
-
-def _same(source: str | None, digest: str) -> Setting:
-    setting = Setting.load(source)
-    if setting.digest != digest:
-        raise InvalidInput(f"the model {setting.name} changed while it was measured: weights {setting.digest[:16]}…")
-    return setting
+        ended.set()
 
 
 class _Clock:
     """How much time is left, from costs in units of their own and the time since the first part began."""
 
     def __init__(self, total: float) -> None:
-        self._left, self._done, self._started = total, 0.0, time.monotonic()
+        self._left, self._done, self._rate = total, 0.0, 0.0
+        self._started = self._last = time.monotonic()
 
     def end(self, cost: float) -> None:
         self._done, self._left = self._done + cost, self._left - cost
+        self._last = time.monotonic()
+        self._rate = (self._last - self._started) / self._done
+
+    def been(self) -> str:
+        return f"… {_minutes(time.monotonic() - self._started)} so far"
 
     def left(self) -> str:
         if not self._done:
             return ""
-        seconds = (time.monotonic() - self._started) / self._done * max(self._left, 0.0)
-        return f", about {f'{seconds:.0f} s' if seconds < 90 else f'{seconds / 60:.0f} minutes'} left"
+        return f", about {_minutes(max(self._rate * self._left - (time.monotonic() - self._last), 0.0))} left"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} minutes"

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,6 +43,8 @@ def told(setting: Setting, what: str) -> dict[str, object]:
         raise InvalidInput("7 is too many; give 6")
     if what == "die":
         os.kill(os.getpid(), signal.SIGKILL)
+    if what == "nan":
+        return {"kl": float("nan")}
     if what == "stay":
         time.sleep(600)
     return {"process": os.getpid(), "threads": torch.get_num_threads(), "digest": setting.digest}
@@ -83,6 +86,13 @@ def test_one_that_fails_and_one_that_is_killed_are_named_and_the_rest_goes_on(
     assert "0: a: done before" in said and "1: die: done before" not in said
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_figure_that_is_no_number_fails_its_part_alone(setting: Setting, tmp_path: Path, count: int) -> None:
+    finished = Finished(tmp_path / "parts.jsonl", {})
+    (failure,) = run_jobs(setting, jobs("nan", "a"), finished, count)
+    assert failure.name == "0: nan" and "JSON" in failure.error and finished.get("1: a") is not None
+
+
 def test_without_the_same_model_each_part_says_so(setting: Setting, tmp_path: Path) -> None:
     other = replace(setting, digest="f" * 64)
     (failure,) = run_jobs(other, jobs("a"), Finished(tmp_path / "parts.jsonl", {}), 2)
@@ -113,7 +123,20 @@ def alive(group: int) -> list[str]:
     return [line[-1] for line in lines if line[0] == str(group) and not line[1].startswith("Z")]
 
 
-def test_an_interruption_ends_all_processes_and_leaves_what_is_done(setting: Setting, tmp_path: Path) -> None:
+def interrupt(group: int) -> None:
+    """As a terminal does: every process of the group has it."""
+    os.killpg(group, signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [(interrupt, signal.SIGINT), (lambda first: os.kill(first, signal.SIGTERM), signal.SIGTERM),
+     (lambda first: os.kill(first, signal.SIGKILL), signal.SIGKILL)],
+    ids=["interrupted", "ended", "killed"],
+)  # fmt: skip
+def test_the_end_of_the_first_process_ends_all_and_leaves_what_is_done(
+    setting: Setting, tmp_path: Path, end: Callable[[int], None], status: int
+) -> None:
     script, parts = tmp_path / "run.py", tmp_path / "parts.jsonl"
     script.write_text(INTERRUPTED)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), *filter(None, sys.path)])}
@@ -125,9 +148,11 @@ def test_an_interruption_ends_all_processes_and_leaves_what_is_done(setting: Set
     while not (parts.exists() and len(parts.read_text().splitlines()) == 2):
         assert run.poll() is None and time.monotonic() < deadline, run.stderr and run.stderr.read()
         time.sleep(0.1)
-    os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to every process of the group
+    end(run.pid)
     said = run.communicate(timeout=240)[1]
-    assert run.returncode == -signal.SIGINT and "KeyboardInterrupt" in said
+    assert run.returncode == -status
+    if status == signal.SIGINT:
+        assert "2 of 4 are kept" in " ".join(said.split()) and "leaked" not in said
     while alive(run.pid):
         assert time.monotonic() < deadline + 300, alive(run.pid)
         time.sleep(0.1)
