@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import Progress
 
-from eval.cells import closeness
+from eval.closeness import closeness
 from eval.measure import Row
 from eval.methods import METHODS, Method
 from eval.output import command_line, write_json

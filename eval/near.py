@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from eval.cells import closeness
+from eval.closeness import closeness
 from eval.measure import Conversation, Row, compare, dense_answer
 from eval.methods import METHODS
 from eval.output import command_line, write_json

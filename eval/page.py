@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -35,13 +36,16 @@ def page(title: str, lead: str, sections: Sequence[str], sorts: bool = False) ->
     )
 
 
-def tiles(entries: Sequence[tuple[str, str, str]]) -> str:
-    """The few numbers that matter: ``(number, what it is, in comparison to what)``."""
+def tiles(entries: Sequence[tuple[str, str, str]], heading: str = "") -> str:
+    """The few numbers that matter: ``(number, what it is, in comparison to what)``; nothing where there are none."""
+    if not entries:
+        return ""
     cells = "".join(
         f'<div class="tile"><b>{escape(number)}</b><span>{escape(what)}</span><small>{escape(against)}</small></div>'
         for number, what, against in entries
     )
-    return f'<section class="tiles">{cells}</section>'
+    head = f"<h2>{escape(heading)}</h2>" if heading else ""
+    return f'<section>{head}<div class="tiles">{cells}</div></section>'
 
 
 def word_columns(columns: Sequence[tuple[str, Sequence[str]]]) -> str:
@@ -89,11 +93,19 @@ def table(heading: str, columns: Sequence[str], rows: Sequence[Sequence[str]], n
 
 
 def sortable(heading: str, columns: Sequence[str], rows: Sequence[Sequence[tuple[str, str]]], note: str = "") -> str:
-    """A table whose headings sort it; a cell is its text and what it is sorted by, empty always last."""
-    head = "".join(f'<th scope="col"><button>{escape(name)}</button></th>' for name in columns)
+    """A table whose headings sort it; a cell is its text and what it is sorted by, empty always last.
+
+    A column that is sorted as words is set as words.
+    """
+    prose = [any(not _number(row[n][1]) for row in rows) for n in range(len(columns))]
+    css = [' class="prose"' if words else "" for words in prose]
+    head = "".join(f'<th scope="col"{css[n]}><button>{escape(name)}</button></th>' for n, name in enumerate(columns))
     body = "".join(
         f'<tr><th scope="row" data-v="{escape(row[0][1])}">{escape(row[0][0])}</th>'
-        + "".join(f'<td data-v="{escape(value)}">{_stacked(text)}</td>' for text, value in row[1:])
+        + "".join(
+            f'<td data-v="{escape(value)}"{css[n]}>{escape(text) if prose[n] else _stacked(text)}</td>'
+            for n, (text, value) in enumerate(row[1:], 1)
+        )
         + "</tr>"
         for row in rows
     )
@@ -103,6 +115,14 @@ def sortable(heading: str, columns: Sequence[str], rows: Sequence[Sequence[tuple
         f'aria-label="{escape(heading)}"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
         f"{after}</section>"
     )
+
+
+def _number(text: str) -> bool:
+    """Whether it is a number, or nothing."""
+    try:
+        return not text or math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _stacked(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.progress import Progress
 
-from eval.cells import CLOSENESS, closeness
+from eval.closeness import CLOSENESS, closeness
 from eval.finished import Finished
 from eval.jobs import Job, run_jobs, threads_each
 from eval.measure import Row

@@ -14,16 +14,20 @@ from eval.suite.losses import Losses, losses
 from eval.suite.page import dots, speed_and_distance
 from eval.suite.plots import intervals
 from eval.suite.studies import Found, found_beside
-from eval.suite.words import figure, sizes, threads_of
-from eval.words import nats, percent, seconds, times
+from eval.suite.words import columns_of, figure, sizes, threads_of
+from eval.words import nats, percent, times
 
 OURS = "kvcomm"
 BY_TASK = ("full", "independent")
 """Topologies in which a preset compares methods; in the others it compares topologies."""
+RANGED = ("speedup", "mean_kl", "top1", "score", "judge")
+"""Figures shown with their intervals; the others, ``PLAIN``, have theirs on the page."""
+PLAIN = ("reuse", "flops_saved", "ttft_p50", "ttft_p95", "isolate", "held_bytes")
 _LEAD = (
     "Made from [`{source}`]({source}) by `python -m eval report`; nothing here is edited by hand. Figures in brackets "
     "are 95 % bootstrap intervals over prompts, n the number of prompts. Closeness is taken along the dense run's own "
-    "greedy answers; every cost is inside TTFT (docs/evaluation.md says how each figure is measured)."
+    "greedy answers. Every cost of a call is inside TTFT, but for isolated bases, computed once a text: they have a "
+    "column. [evaluation.md](evaluation.md) says how each figure is measured."
 )
 
 
@@ -98,25 +102,16 @@ def _repeat(result: Mapping[str, Any]) -> str:
 
 
 def _methods(methods: Mapping[str, Mapping[str, Any]]) -> str:
-    """A row a method, every figure with its interval where it has one; a column that nobody has a figure of is left."""
-    columns: list[tuple[str, Callable[[Mapping[str, Any]], str]]] = [
-        ("n", lambda found: f"{found['mean_kl']['n']:.0f}"),
-        ("TTFT p50", lambda found: _value(found, "ttft_p50", seconds)),
-        ("TTFT p95", lambda found: _value(found, "ttft_p95", seconds)),
-        ("dense ÷ TTFT", lambda found: _ranged(found, "speedup", times)),
-        ("mean KL", lambda found: _ranged(found, "mean_kl", nats)),
-        ("top-1", lambda found: _ranged(found, "top1", percent)),
-        ("score", lambda found: _ranged(found, "score", percent)),
-        ("McNemar p", lambda found: f"{found['mcnemar_p']:.2g}" if "mcnemar_p" in found else ""),
-        ("judge", lambda found: _ranged(found, "judge", percent)),
-        ("reuse", lambda found: _value(found, "reuse", percent)),
-        ("FLOPs saved", lambda found: _value(found, "flops_saved", percent)),
-        ("held", lambda found: _value(found, "held_bytes", lambda held: f"{held / 2**20:.1f} MiB")),
-    ]
-    drawn = [(name, [show(found) for found in methods.values()]) for name, show in columns]
-    kept = [(name, cells) for name, cells in drawn if any(cells)]
-    rows = [[name, *(cells[n] for _, cells in kept)] for n, name in enumerate(methods)]
-    return markdown_table(("method", *(name for name, _ in kept)), rows)
+    """A row a method; a column that nobody has a figure of is left out."""
+    columns = columns_of(methods, (*RANGED, *PLAIN))
+    scored = any("mcnemar_p" in found for found in methods.values())
+    head = ["method", "n", *(column.heading for column in columns), *(["McNemar p"] if scored else [])]
+    rows = []
+    for name, found in methods.items():
+        cells = [(_ranged if c.key in RANGED else _value)(found, c.key, c.show) for c in columns]
+        p = f"{found['mcnemar_p']:.2g}" if "mcnemar_p" in found else ""
+        rows.append([name, f"{found['mean_kl']['n']:.0f}", *cells, *([p] if scored else [])])
+    return markdown_table(head, rows)
 
 
 def _value(found: Mapping[str, Any], key: str, show: Callable[[float], str]) -> str:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from eval.suite.brief import overview
 from eval.suite.words import BRIEF, columns_of, facts_of, figure
 
 
 def markdown(result: Mapping[str, Any]) -> str:
     """A results file as Markdown; each figure with its 95 % interval and the number of prompts."""
     lines = [f"## kvcomm, preset {result['preset']}", ""]
-    if result["pooled"]:
-        lines += ["All fully connected cells together.", "", *_table(result["pooled"]), ""]
-    for cell in result["cells"]:
+    first = overview(result)
+    if first is not None:
+        lines += [f"{first.name[0].upper()}{first.name[1:]}.", "", *_table(first.methods), ""]
+    for cell in (cell for cell in result["cells"] if first is None or first.pooled or cell is not first.cells[0]):
         lines += ["<details>", f"<summary>{cell['name']}</summary>", "", *_table(cell["methods"]), "", "</details>", ""]
     lines += [f"- {failure['cell']} failed: {failure['error']}" for failure in result["failed"]]
     lines += [f"- {name}: {value}" for name, value in facts_of(result)]

@@ -64,6 +64,8 @@ def _method(mine: Sequence[Row], dense: Sequence[Row], first: str) -> dict[str, 
     found["flops_saved"] = _flops_saved(hearing, [row for row in dense if row["agent"] != first]).as_json()
     if mine[0]["method"] != "dense":
         found["held_bytes"] = mean(list(_last_of_each(hearing, "held_bytes").values())).as_json()
+    if any(row.get("isolate_s") for row in hearing):
+        found["isolate"] = mean(list(by_prompt(hearing, "isolate_s").values())).as_json()
     found |= _scores(mine, dense) | _choices(mine)
     correlation = rank_correlation(
         [row["expected_error"] for row in hearing], [row["mean_kl"] for row in hearing]

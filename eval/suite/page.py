@@ -7,6 +7,7 @@ from typing import Any
 
 from eval.page import facts as facts_section
 from eval.page import figures, page, sortable, tiles
+from eval.suite.brief import overview
 from eval.suite.plots import Dot, intervals
 from eval.suite.words import columns_of, facts_of, figure, interval, sizes
 from eval.words import nats, percent, times
@@ -15,25 +16,29 @@ OURS = "kvcomm"
 _COLOURS = {"dense": "dense", "exact": "exact", "oracle": "recomputed"}
 _LEAD = (
     "Time to first token, reuse and closeness to a full prefill. Intervals are 95 % bootstrap intervals over prompts; "
-    "n is the number of prompts. Closeness is taken along the dense run's own greedy answers; all costs are in TTFT."
+    "n is the number of prompts. Closeness is taken along the dense run's own greedy answers. All costs of a call "
+    "are in TTFT, but for isolated bases, computed once a text: they have a column."
 )
 
 
 def suite_page(result: Mapping[str, Any]) -> str:
     """The page of a results file."""
     sections = []
-    if result["pooled"]:
-        sections += [tiles(_tiles(result["pooled"])), _plots(result, result["pooled"], "all fully connected cells")]
-        if sum(cell["topology"] == "full" for cell in result["cells"]) > 1:
-            sections.append(_table("All fully connected cells together", result["pooled"], ""))
+    first = overview(result)
+    if first is not None:
+        sections += [tiles(_tiles(first.methods), f"{OURS}, {first.name}")]
+        sections.append(_plots(first.cells, first.methods, first.name))
+        if first.pooled:
+            sections.append(_table(f"{first.name[0].upper()}{first.name[1:]} together", first.methods, ""))
     if result["failed"]:
         rows = [[(entry["cell"], ""), (entry["error"], "")] for entry in result["failed"]]
         sections.append(sortable("Not measured", ("cell", "why"), rows))
+    if result["cells"]:
+        sections.append(_methods(result))
     for cell in result["cells"]:
         sections.append(_table(cell["name"], cell["methods"], sizes(cell)))
-        if cell["topology"] != "full":
-            sections.append(_plots(result, cell["methods"], cell["name"]))
-    sections.append(_methods(result))
+        if first is not None and cell not in first.cells:
+            sections.append(_plots([cell], cell["methods"], cell["name"]))
     sections.append(facts_section("To repeat it", facts_of(result), result["command"]))
     return page(f"kvcomm evaluation: {result['preset']}", _LEAD, sections, sorts=True)
 
@@ -53,8 +58,7 @@ def _tiles(methods: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     return shown
 
 
-def _plots(result: Mapping[str, Any], methods: Mapping[str, Any], of: str) -> str:
-    cells = [cell for cell in result["cells"] if of in (cell["name"], "all fully connected cells")]
+def _plots(cells: Sequence[Mapping[str, Any]], methods: Mapping[str, Any], of: str) -> str:
     speed, distance = speed_and_distance(methods, cells, of)
     shown = [
         (f"Speed-up, {of}", speed, "Dense TTFT over the method's, medians over prompts; right is sooner."),
@@ -91,29 +95,31 @@ def _colour(name: str) -> str:
     return _COLOURS.get(name, "reused" if name.startswith(OURS) and name != "kvcomm-paper" else "new")
 
 
-def _table(heading: str, methods: Mapping[str, Any], note: str) -> str:
+def _table(name: str, methods: Mapping[str, Any], note: str) -> str:
     columns = columns_of(methods)
     rows = []
-    for name, found in methods.items():
-        cells = [(name, name)]
+    for method, found in methods.items():
+        cells = [(method, method)]
         for column in columns:
             entry = found.get(column.key)
             cells.append((figure(entry, column.show), str(entry["value"])) if entry else ("", ""))
         rows.append(cells)
-    tests = [
-        f"{name}: p {found['mcnemar_p']:.2g}"
-        for name, found in methods.items()
-        if name != "dense" and "mcnemar_p" in found
-    ]
-    ranks = [
-        f"{name}: {found['estimate']['spearman']:.2f} over {found['estimate']['n']} calls"
-        for name, found in methods.items()
-        if "estimate" in found
-    ]
-    said = [note] if note else []
-    said += [f"Scores against dense, McNemar's exact test: {', '.join(tests)}."] if tests else []
-    said += [f"Rank correlation of expected error and true KL: {', '.join(ranks)}."] if ranks else []
-    return sortable(heading, ("method", *(column.heading for column in columns)), rows, " ".join(said))
+    heads = [column.heading for column in columns]
+    for heading, extra in (("McNemar p of scores", _mcnemar), ("rank of expected error", _ranks)):
+        cells = [extra(found) for found in methods.values()]
+        if any(text for text, _ in cells):
+            heads.append(heading)
+            rows = [[*row, cell] for row, cell in zip(rows, cells, strict=True)]
+    return sortable(name, ("method", *heads), rows, note)
+
+
+def _mcnemar(found: Mapping[str, Any]) -> tuple[str, str]:
+    return (f"{found['mcnemar_p']:.2g}", str(found["mcnemar_p"])) if "mcnemar_p" in found else ("", "")
+
+
+def _ranks(found: Mapping[str, Any]) -> tuple[str, str]:
+    estimate = found.get("estimate")
+    return (f"{estimate['spearman']:.2f} ({estimate['n']} calls)", str(estimate["spearman"])) if estimate else ("", "")
 
 
 def _methods(result: Mapping[str, Any]) -> str:

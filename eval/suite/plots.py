@@ -40,7 +40,10 @@ def intervals(title: str, dots: Sequence[Dot], log: bool = False, mark: tuple[st
         body.append(text(edge, bottom + 17, name, "axis", anchor))
     if mark:
         x = place(mark[1])
-        body.append(line(x, top - 2, x, bottom, "mark"))
+        for number in range(len(dots)):  # beside the dots alone: names stand between
+            y = top + _ROW * number + 26
+            body.append(line(x, y - 8, x, y + 8, "mark"))
+        body.append(line(x, top - 2, x, top + 4, "mark"))
         anchor = "start" if x < WIDTH / 2 else "end"
         body.append(text(x, top - 8, mark[0], "value", anchor))
     for number, dot in enumerate(dots):

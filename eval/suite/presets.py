@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from eval.methods import METHODS
@@ -33,8 +34,8 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The cell's name, the same in every run of the preset."""
-        return f"{self.task}, {self.trial.topology}"
+        """The cell's name, the same in every run of the preset; a user's own task goes by its file's name."""
+        return f"{Path(self.task).name}, {self.trial.topology}"
 
     @property
     def cost(self) -> float:
@@ -116,12 +117,12 @@ def paper_smoke() -> tuple[Cell, ...]:
 PRESETS = {"quick": quick, "standard": standard, "paper": paper, "paper-smoke": paper_smoke}
 
 
-def preset(name: str) -> tuple[Cell, ...]:
-    """The cells of a preset.
+def preset(name: str, seed: int = 0) -> tuple[Cell, ...]:
+    """The cells of a preset, with problems and documents that ``seed`` chooses.
 
     Raises:
         InvalidInput: there is no such preset.
     """
     if name not in PRESETS:
         raise InvalidInput(f"there is no preset {name!r}; choose one of {', '.join(PRESETS)}")
-    return PRESETS[name]()
+    return tuple(replace(cell, trial=replace(cell.trial, seed=seed)) for cell in PRESETS[name]())

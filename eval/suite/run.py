@@ -1,4 +1,4 @@
-"""A preset measured cell by cell: what is done is kept, a cell that fails is reported, and the rest goes on."""
+"""A preset measured cell by cell, of which what is done is kept and a failing one is reported; or one cell alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.progress import Progress
 
-from eval.cells import closeness
+from eval.closeness import closeness
 from eval.finished import Finished
 from eval.jobs import FAILED, Failure, Job, run_jobs, threads_each
 from eval.measure import Row
@@ -19,28 +19,50 @@ from eval.methods import methods as find_methods
 from eval.output import command_line, write_json
 from eval.progress import stderr_console
 from eval.setting import Setting
-from eval.suite.files import KIND
+from eval.suite.brief import brief_table, overview
+from eval.suite.files import KIND, read_suite
 from eval.suite.metrics import figures, pooled, slim
 from eval.suite.presets import Cell, preset
 from eval.suite.report import write_report
 from eval.tasks import make_task
 
 
-def measure_preset(name: str, model: str | None, out: Path | None, execute: bool, jobs: int = 1) -> None:
+def measure_preset(name: str, model: str | None, out: Path | None, execute: bool, jobs: int = 1, seed: int = 0) -> None:
     """Measure a preset and write its figures, page and summary.
 
     Raises:
         InvalidInput: there is no such preset.
         SystemExit: with FAILED, once everything is written, where a cell failed.
     """
-    cells = preset(name)
+    cells = preset(name, seed)
     out = out or Path(f"results/{name}.json")
-    about = {"preset": name, "command": command_line("run"), "seed": cells[0].trial.seed}
+    about = {"preset": name, "command": command_line("run"), "seed": seed}
     failures = run_suite(Setting.load(model), cells, out, about, execute, jobs)
-    write_report(out)
-    print(out)
+    _report(out)
     if failures:
         raise SystemExit(FAILED)
+
+
+def measure_task(cell: Cell, model: str | None, out: Path, execute: bool) -> None:
+    """Measure one cell and write its figures, page and summary.
+
+    Raises:
+        KVCommError: as ``run_cell``.
+    """
+    setting = Setting.load(model)
+    part = run_cell(setting, cell, execute)
+    about = {"preset": cell.name, "command": command_line("run"), "seed": cell.trial.seed}
+    _write(out, setting.describe() | {"jobs": 1}, about, [part], [])
+    _report(out)
+
+
+def _report(out: Path) -> None:
+    """The page and the summary beside ``out``; the figures in brief and the paths on the terminal."""
+    shown = overview(read_suite(out))
+    if shown is not None:
+        stderr_console().print(brief_table(shown))
+    for path in (out, *write_report(out)):
+        print(path)
 
 
 def run_suite(
@@ -69,11 +91,21 @@ def run_suite(
     failures = run_jobs(setting, parts, finished, jobs)
     done = [finished.get(cell.name) for cell in cells if finished.get(cell.name) is not None]
     failed = [{"cell": failure.name, "error": failure.error} for failure in failures]
-    date = datetime.now(UTC).date().isoformat()
-    write_json(out, {"kind": KIND, "date": date, **described, **about, **summary(done), "failed": failed})
+    _write(out, described, about, done, failed)
     if not failures:
         finished.clear()
     return failures
+
+
+def _write(
+    out: Path,
+    described: dict[str, Any],
+    about: dict[str, Any],
+    done: list[dict[str, Any]],
+    failed: list[dict[str, str]],
+) -> None:
+    date = datetime.now(UTC).date().isoformat()
+    write_json(out, {"kind": KIND, "date": date, **described, **about, **summary(done), "failed": failed})
 
 
 def summary(cells: list[dict[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,9 @@ import pytest
 
 from eval import demo, run
 from eval.demo_result import read_demo
+from eval.setting import Setting
+from eval.suite.files import read_suite
+from eval.suite.presets import preset
 from kvcomm.errors import InvalidInput
 
 
@@ -23,76 +26,88 @@ def _numbers(value: Any) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def small_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("run") / "run.json"
-    run.run(
-        task="humaneval",
-        topology="full",
-        agents=3,
-        methods="rerotate,leading,kvcomm",
-        prompts=1,
-        fill_prompts=2,
-        prompt_tokens=480,
-        answer_tokens=6,
-        repeats=1,
-        seed=1,
-        fill_by="prefill",
-        execute=False,
-        model=None,
-        out=out,
-    )
-    result: dict[str, Any] = json.loads(out.read_text())
-    return result
+    given("--agents", "3", "--prompts", "1", "--fill-prompts", "2", "--prompt-tokens", "480", "--answer-tokens", "6",
+          "--repeats", "1", "--seed", "1", "--fill-by", "prefill", "--out", str(out))  # fmt: skip
+    return out
 
 
-def test_figures_are_finite_numbers(small_run: dict[str, Any]) -> None:
-    leaves = _numbers(small_run)
+def given(*arguments: str) -> None:
+    """``eval run`` on HumanEval with ``arguments``."""
+    run.app(["--task", "humaneval", *arguments], standalone_mode=False)
+
+
+@pytest.fixture(scope="module")
+def cell(small_run: Path) -> dict[str, Any]:
+    (found,) = read_suite(small_run)["cells"]
+    return dict(found)
+
+
+def rows(cell: dict[str, Any], method: str) -> list[dict[str, Any]]:
+    return [row for row in cell["rows"] if row["method"] == method]
+
+
+def test_figures_are_finite_numbers(small_run: Path) -> None:
+    leaves = _numbers(json.loads(small_run.read_text()))
     assert None not in leaves
     assert all(math.isfinite(leaf) for leaf in leaves if isinstance(leaf, float))
 
 
-def test_dense_and_exact_are_always_measured_and_equal(small_run: dict[str, Any]) -> None:
-    cells = {cell["method"]: cell for cell in small_run["cells"]}
-    assert list(cells) == ["dense", "exact", "rerotate", "leading", "kvcomm"]
+def test_dense_and_exact_are_always_measured_and_equal(cell: dict[str, Any]) -> None:
+    assert list(cell["methods"]) == ["dense", "exact", "rerotate", "leading", "kvcomm"]
     for name in ("dense", "exact"):
-        assert cells[name]["reuse"] == 0
-        assert cells[name]["closeness"]["mean_kl"] < 1e-6
-        assert cells[name]["closeness"]["top1"] == 1
+        found = cell["methods"][name]
+        assert found["reuse"]["value"] == 0 and found["top1"]["value"] == 1
+        assert found["mean_kl"]["value"] < 1e-6
 
 
-def test_token_counts_add_up_to_the_prompt(small_run: dict[str, Any]) -> None:
-    for cell in small_run["cells"]:
-        for row in cell["rows"]:
-            assert sum(row["tokens"].values()) == row["prompt_tokens"]
+def test_token_counts_add_up_to_the_prompt(cell: dict[str, Any]) -> None:
+    assert all(sum(row["tokens"].values()) == row["prompt_tokens"] for row in cell["rows"])
 
 
-def test_last_prompt_has_about_the_length_asked_for(small_run: dict[str, Any]) -> None:
-    rows = [row for row in small_run["cells"][0]["rows"] if row["agent"] == "solver"]
-    assert all(420 <= row["prompt_tokens"] <= 500 for row in rows)
+def test_last_prompt_has_about_the_length_asked_for(cell: dict[str, Any]) -> None:
+    last = [row for row in rows(cell, "dense") if row["agent"] == "solver"]
+    assert last and all(420 <= row["prompt_tokens"] <= 500 for row in last)
 
 
-def test_reuse_is_where_it_should_be(small_run: dict[str, Any]) -> None:
-    cells = {cell["method"]: cell for cell in small_run["cells"]}
-    assert cells["rerotate"]["reuse"] > cells["kvcomm"]["reuse"] > cells["leading"]["reuse"] > 0.5
-    first = [row for row in cells["kvcomm"]["rows"] if row["agent"] == "planner"]
-    assert all(row["reuse"] == 0 for row in first)
+def test_reuse_is_where_it_should_be(cell: dict[str, Any]) -> None:
+    reuse = {name: found["reuse"]["value"] for name, found in cell["methods"].items()}
+    assert reuse["rerotate"] > reuse["kvcomm"] > reuse["leading"] > 0.5
+    assert all(row["reuse"] == 0 for row in rows(cell, "kvcomm") if row["agent"] == "planner")
+    assert cell["methods"]["rerotate"]["isolate"]["value"] > 0 and "isolate" not in cell["methods"]["kvcomm"]
 
 
-def test_rounding_is_measured(small_run: dict[str, Any]) -> None:
-    assert 0 < small_run["yardstick"]["mean_kl"] < 0.05
+def test_rounding_is_measured(cell: dict[str, Any]) -> None:
+    assert 0 < cell["yardstick"]["mean_kl"] < 0.05
+
+
+def test_one_task_has_a_page_and_a_summary_too(small_run: Path) -> None:
+    assert "humaneval, full" in small_run.with_suffix(".html").read_text()
+    assert "| kvcomm |" in small_run.with_suffix(".md").read_text()
 
 
 @pytest.mark.parametrize(
     ("changed", "named"),
-    [({"methods": "nonsense"}, "nonsense"), ({"topology": "ring"}, "ring"), ({"repeats": 0}, "0")],
-)
-def test_wrong_arguments_are_named_before_anything_is_loaded(changed: dict[str, Any], named: str) -> None:
-    arguments: dict[str, Any] = dict(
-        task="humaneval", topology="full", agents=3, methods="kvcomm", prompts=1, fill_prompts=1, prompt_tokens=480,
-        answer_tokens=4, repeats=1, seed=0, fill_by="prefill", execute=False, model=None, out=Path("unused.json"),
-    )  # fmt: skip
+    [(("--methods", "nonsense"), "nonsense"), (("--topology", "ring"), "ring"), (("--repeats", "0"), "0"),
+     (("--preset", "quick"), "both given"), (("--jobs", "2"), "one part")],
+)  # fmt: skip
+def test_wrong_arguments_are_named_before_a_model_is_loaded(
+    changed: tuple[str, ...], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Setting, "load", lambda name: pytest.fail("loaded"))
     with pytest.raises(InvalidInput, match=named):
-        run.run(**(arguments | changed))
+        given(*changed)
+
+
+def test_what_a_preset_would_ignore_is_refused_and_its_seed_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    monkeypatch.setattr(run, "measure_preset", lambda *arguments: taken.append(arguments))
+    with pytest.raises(InvalidInput, match="--prompts, --repeats: a preset has its own"):
+        run.app(["--preset", "quick", "--repeats", "3", "--prompts", "9"], standalone_mode=False)
+    run.app(["--seed", "7"], standalone_mode=False)
+    assert taken == [("quick", None, None, False, 1, 7)]
+    assert {cell.trial.seed for cell in preset("standard", 7)} == {7}
 
 
 def test_demo_writes_figures_and_page(tmp_path: Path) -> None:

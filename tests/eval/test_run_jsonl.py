@@ -9,13 +9,15 @@ import pytest
 
 from eval import run
 from eval.setting import Setting
-from kvcomm.errors import InvalidInput
+from eval.suite.files import read_suite
 from tests.eval.tiny_setting import tiny_setting
 
 _TREES = ("larch", "alder", "rowan", "aspen", "cedar", "hazel", "maple", "elder")
 
 
-def test_a_users_own_task_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_own_task_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(Setting, "load", lambda name: tiny_setting())
     task, out = tmp_path / "trees.jsonl", tmp_path / "run.json"
     with task.open("w") as lines:
@@ -24,19 +26,17 @@ def test_a_users_own_task_is_measured(tmp_path: Path, monkeypatch: pytest.Monkey
             question = f"Which trees stand in plot {number}, and who planted the {tree}?"
             record = {"question": question, "segments": [segment * 4], "answer": tree, "answered_in": 0}
             lines.write(json.dumps(record) + "\n")
-    run.run(
-        preset=None, task=str(task), topology="map-reduce", agents=3, rounds=1, methods="kvcomm", prompts=1,
-        fill_prompts=1, prompt_tokens=520, answer_tokens=4, repeats=1, seed=0, fill_by="prefill", execute=False,
-        model=None, out=out,
+    run.app(
+        ["--task", str(task), "--topology", "map-reduce", "--agents", "3", "--methods", "kvcomm", "--prompts", "1",
+         "--fill-prompts", "1", "--prompt-tokens", "520", "--answer-tokens", "4", "--repeats", "1",
+         "--fill-by", "prefill", "--out", str(out)],
+        standalone_mode=False,
     )  # fmt: skip
-    result = json.loads(out.read_text())
-    cells = {cell["method"]: cell for cell in result["cells"]}
-    assert set(cells) == {"dense", "exact", "kvcomm"}
-    assert cells["kvcomm"]["topology"] == "map-reduce" and cells["kvcomm"]["reuse"] > 0.3
-    assert cells["dense"]["score"] == {"mean": 0.0, "n": 1}
-    assert [row["agent"] for row in cells["dense"]["rows"]] == ["planner", "analyst", "merger"]
-
-
-def test_a_task_and_a_preset_are_too_much() -> None:
-    with pytest.raises(InvalidInput, match="quick were both given"):
-        run.run(preset="quick", task="needle")
+    (cell,) = read_suite(out)["cells"]
+    assert cell["name"] == "trees.jsonl, map-reduce" and list(cell["methods"]) == ["dense", "exact", "kvcomm"]
+    assert cell["methods"]["kvcomm"]["reuse"]["value"] > 0.3
+    assert [row["agent"] for row in cell["rows"] if row["method"] == "dense"] == ["planner", "analyst", "merger"]
+    for found in cell["methods"].values():  # each method's own answer is scored
+        assert found["score"]["value"] == 0 and found["score"]["n"] == 1
+    said = capsys.readouterr()
+    assert "score" in said.err and str(out.with_suffix(".html")) in said.out
