@@ -1,5 +1,6 @@
 # make demo   five agents on a real model, report in results/   (first run: a few minutes of installation)
 # make test   every check; CI calls this and nothing else
+# make install            the environment in .venv alone, which all of these make first
 # make bench              TTFT, splice and recompute beside their floors, into results/bench.json (under 25 minutes)
 # make peers              other programs over the same prompts, into results/peers.json (20 minutes; docs/evaluation.md)
 # make kernels              GPU kernels compiled for cards that are not here; fails on register spills, writes docs/kernels.md
@@ -25,7 +26,7 @@ export PIP_FLAGS
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo engines test lint format test-latest kernels bench bench-store bench-transfer bench-mooncake demo-cluster peers soak clean
+.PHONY: help install demo engines test lint format test-latest kernels bench bench-store bench-transfer bench-mooncake demo-cluster peers soak clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -53,6 +54,8 @@ $(PEERS_READY): pyproject.toml
 	$(PEERS_BIN)/python -m pip install -q $(PIP_FLAGS) --no-deps kvboost==0.9.0 sentencepiece
 	$(PEERS_BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	touch $@
+
+install: $(READY)
 
 demo: $(READY)
 	$(BIN)/python -m eval demo $(DEMO_FLAGS)

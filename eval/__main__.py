@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 
 from kvcomm.errors import KVCommError
 
-app = typer.Typer(name="eval", help="Measure kvcomm.", no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(name="eval", help="Measure kvcomm.", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 ModelOption = Annotated[str | None, typer.Option("--model", help="HuggingFace id or local folder.")]
 
 
@@ -62,6 +63,8 @@ _mount("page", "eval.report", "Make the HTML page again from a results file.")
 
 def main() -> None:
     """Run the command line; errors raised on purpose become one line and exit status 1."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # transformers' bar of loaded weights, in a log
     try:
         app()
     except KVCommError as error:

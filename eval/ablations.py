@@ -23,7 +23,7 @@ from kvcomm.reuse.policy import Balanced, Fast, Reuse
 from kvcomm.reuse.select import Leading
 from kvcomm.types import ModelFingerprint
 
-app = typer.Typer(help="What each part of the method is worth.", pretty_exceptions_enable=False)
+app = typer.Typer(help="What each part of the method is worth.", add_completion=False, pretty_exceptions_enable=False)
 
 
 class Ungated(OffsetBook):

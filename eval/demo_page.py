@@ -25,7 +25,7 @@ def demo_page(result: DemoResult) -> str:
     words = plain_words(result)
     count = len(result.agents)
     lead = f"{count} agents on {_short(result.model)}, each hearing all earlier ones"
-    lead += f"; {result.problems} problems measured" if result.problems else ""
+    lead += f"; {result.problems} problem{'s' if result.problems > 1 else ''} measured" if result.problems else ""
     lead += ". Reused and dense runs see the same token ids; all costs of reuse are inside the times."
     columns = (("What was gained", words.gained), ("What it cost", words.cost), ("What to try next", words.next))
     return page(

@@ -19,7 +19,7 @@ from eval.trial import Bench, Trial
 from kvcomm.reuse.policy import Balanced, Reuse
 from kvcomm.reuse.select import Leading
 
-app = typer.Typer(help="How many calls offsets need.", pretty_exceptions_enable=False)
+app = typer.Typer(help="How many calls offsets need.", add_completion=False, pretty_exceptions_enable=False)
 CALLS = (0, 1, 2, 4, 8, 16, 32)
 WARMED = "warmed"
 PAIRS = {"kvcomm-fast": "ablation-no-offsets", "kvcomm": "ablation-no-offsets-predicted"}

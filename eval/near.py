@@ -22,7 +22,7 @@ from eval.trial import Bench, Trial
 from eval.workload import Case
 from kvcomm import Balanced, Dense, Segment
 
-app = typer.Typer(help="Closeness of nearly equal texts.", pretty_exceptions_enable=False)
+app = typer.Typer(help="Closeness of nearly equal texts.", add_completion=False, pretty_exceptions_enable=False)
 METHODS_HERE = {
     "held": (False, Balanced(gate=False), "the texts themselves are held"),
     "near": (True, Balanced(gate=False, near=0.8), "edited texts are held, near=0.8"),

@@ -20,7 +20,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerF
 from eval.progress import stderr_console
 from eval.tasks.prose import docstrings, topics
 
-app = typer.Typer(help="Train a small model of another family.", pretty_exceptions_enable=False)
+app = typer.Typer(help="Train a small model of another family.", add_completion=False, pretty_exceptions_enable=False)
 VOCABULARY = 4096
 LENGTH = 640
 """Tokens of a training sequence."""

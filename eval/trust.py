@@ -32,7 +32,7 @@ from kvcomm.reuse.judgement import Features
 from kvcomm.reuse.policy import Balanced, Dense, Policy
 from kvcomm.types import digest_fields
 
-app = typer.Typer(help="Predicted against measured closeness.", pretty_exceptions_enable=False)
+app = typer.Typer(help="Predicted against measured closeness.", add_completion=False, pretty_exceptions_enable=False)
 Row = dict[str, Any]
 SHIPPED = Path("kvcomm/reuse/calibrations/smollm2-135m-instruct.json")
 SHAPE: Mapping[str, Any] = {

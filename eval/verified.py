@@ -25,7 +25,7 @@ from kvcomm import Balanced, Dense, Engine, Healed, Reply, Segment, Verified
 from kvcomm.closeness import common_run, is_tie, kl_divergence
 from kvcomm.reuse.policy import Policy
 
-app = typer.Typer(help="Verified answers and healing.", pretty_exceptions_enable=False)
+app = typer.Typer(help="Verified answers and healing.", add_completion=False, pretty_exceptions_enable=False)
 TOKENS = 64
 LENGTHS = (64, 256)
 """Tokens of the answers over which healing is measured."""
