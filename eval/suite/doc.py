@@ -22,7 +22,7 @@ BY_TASK = ("full", "independent")
 """Topologies in which a preset compares methods; in the others it compares topologies."""
 _LEAD = (
     "Made from [`{source}`]({source}) by `python -m eval report`; nothing here is edited by hand. Figures in brackets "
-    "are 95 % bootstrap intervals over prompts, n the number of prompts. Closeness is taken along the dense run's own "
+    "are 95 % intervals over prompts, n the number of prompts. Closeness is taken along the dense run's own "
     "greedy answers; every cost is inside TTFT (docs/evaluation.md says how each figure is measured)."
 )
 
