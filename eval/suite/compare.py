@@ -164,17 +164,17 @@ def _values(take: Callable[..., Values], rows: Rows, method: str) -> Values:
     return take(rows[method], rows.get("dense", []))
 
 
-def _change(pair: _Pair, level: float) -> Change:
-    p = sign_flip(pair.differences)
+def _change(one: _Pair, level: float) -> Change:
+    p = sign_flip(one.differences)
     verdict: Verdict = "cannot be told apart"
-    if not any(pair.differences):
+    if not any(one.differences):
         verdict = "same"
-    elif len(pair.old) < needed(level):
+    elif len(one.old) < needed(level):
         verdict = "too few prompts"
     elif p <= level:
-        verdict = "better" if pair.sign * sum(pair.differences) > 0 else "worse"
-    before, after = float(np.mean(pair.old)), float(np.mean(pair.new))
-    return Change(pair.method, pair.metric, before, after, mean_difference(pair.old, pair.new), p, verdict)
+        verdict = "better" if one.sign * sum(one.differences) > 0 else "worse"
+    before, after = float(np.mean(one.old)), float(np.mean(one.new))
+    return Change(one.method, one.metric, before, after, mean_difference(one.old, one.new), p, verdict)
 
 
 def lines(found: Comparison) -> list[str]:

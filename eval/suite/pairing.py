@@ -70,17 +70,27 @@ def _pair_method(
         yield Unpaired("method", f"{cell}, {method}: only {_where(here)}", here is not None)
         return
     rows = [[r for r in one["rows"] if r["method"] == method and r["agent"] != one["first"]] for one in (old, new)]
-    cases = [dict.fromkeys(row["case"] for row in side) for side in rows]
+    cases = [_calls(side) for side in rows]
     for when, mine, others in (("before", *cases), ("after", *reversed(cases))):
         if alone := [case for case in mine if case not in others]:
             said = f"{cell}, {method}: {named(alone)} of {len(mine)} cases only {when}"
             yield Unpaired("case", said, when == "before", len(alone))
+    both = [case for case in cases[0] if case in cases[1]]
+    if other := [case for case in both if cases[0][case] != cases[1][case]]:
+        said = f"{cell}, {method}: {named(other)} of {len(both)} cases with other calls; not compared"
+        yield Unpaired("case", said, True, len(other))
     for side, mine in zip(sides, rows, strict=True):
         side.setdefault(method, []).extend(
-            row | {"case": f"{cell}: {row['case']}"}
-            for row in mine
-            if row["case"] in cases[0] and row["case"] in cases[1]
+            row | {"case": f"{cell}: {row['case']}"} for row in mine if row["case"] in both and row["case"] not in other
         )
+
+
+def _calls(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """For each case the agents that were called."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        found.setdefault(row["case"], []).append(row["agent"])
+    return {case: sorted(agents) for case, agents in found.items()}
 
 
 def _where(old: object) -> str:

@@ -151,7 +151,11 @@ def drop_cases(made: Result) -> None:
     made["cells"][1]["rows"] = [r for r in made["cells"][1]["rows"] if r["case"] == "p0"]
 
 
-def drop_scores(made: Result) -> None:
+def add_a_call(made: Result) -> None:
+    made["cells"][1]["rows"].append(row("p3", "kvcomm", agent="c"))
+
+
+def drop_top1(made: Result) -> None:
     for entry in made["cells"][1]["rows"]:
         del entry["top1"]
 
@@ -164,7 +168,8 @@ LOST: dict[str, tuple[Callable[[Result], None], str, str]] = {
     "cell": (lambda r: r["cells"].pop(), "1 cell.", "- d: only before"),
     "method": (lambda r: r["cells"][1]["methods"].pop("kvcomm"), "1 method.", "- d, kvcomm: only before"),
     "case": (drop_cases, "38 cases.", "- d, kvcomm: 19 (p1, p2, p3, p4, p5, …) of 20 cases only before"),
-    "figure": (drop_scores, "1 figure.", "- kvcomm, top-1 agreement: 20 (d: p0, d: p1, "),
+    "calls": (add_a_call, "1 case.", "- d, kvcomm: 1 (p3) of 20 cases with other calls; not compared"),
+    "figure": (drop_top1, "1 figure.", "- kvcomm, top-1 agreement: 20 (d: p0, d: p1, "),
     "failed": (
         lambda r: (r["cells"].pop(), r["failed"].append({"cell": "d", "error": "no wheel"})),  # type: ignore[dict-item]
         "1 cell.", "- d: failed after (no wheel)",
@@ -178,7 +183,7 @@ def test_what_is_not_compared_is_counted_named_and_fails(what: str, files: Any, 
     assert status(files(result(0.1, 0.5), altered(change))) == 4
     shown = capsys.readouterr().out
     assert f"Not compared: {counted}" in shown and said in shown
-    if what not in ("trial", "failed"):  # more than before is named, and no fault
+    if what not in ("trial", "calls", "failed"):  # more than before is named, and no fault
         assert status(files(altered(change), result(0.1, 0.5))) == 0
         assert said.replace("only before", "only after") in capsys.readouterr().out
 
