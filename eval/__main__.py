@@ -11,7 +11,9 @@ import typer
 
 from kvcomm.errors import KVCommError
 
-app = typer.Typer(name="eval", help="Measure kvcomm.", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    name="eval", help="Measure kvcomm.", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
 ModelOption = Annotated[str | None, typer.Option("--model", help="HuggingFace id or local folder.")]
 
 

@@ -25,7 +25,9 @@ from eval.workload import Case, Workload
 from kvcomm import Dense, Engine, Exact
 from kvcomm.reuse.policy import Policy
 
-app = typer.Typer(help="Five agents that share KV, and a page about it.", add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    help="Five agents that share KV, and a page about it.", add_completion=False, pretty_exceptions_enable=False
+)
 AGENTS = 5
 
 

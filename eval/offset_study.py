@@ -25,7 +25,9 @@ from eval.trial import Trial
 from kvcomm.anchors.book import Observation, OffsetBook
 from kvcomm.anchors.statistics import bucket_of
 
-app = typer.Typer(help="How much of the true offsets is explained.", add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    help="How much of the true offsets is explained.", add_completion=False, pretty_exceptions_enable=False
+)
 SHORT = 64
 """Token index up to which the variant that never saw a long segment learns."""
 

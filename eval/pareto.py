@@ -18,7 +18,9 @@ from eval.sweep import print_points, sweep
 from kvcomm.reuse.policy import Reuse
 from kvcomm.reuse.select import Attended, Deviation, LeadingShare, PredictedError, Product, Selection
 
-app = typer.Typer(help="Closeness against recompute, for every method.", add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    help="Closeness against recompute, for every method.", add_completion=False, pretty_exceptions_enable=False
+)
 SHARES = (0.05, 0.10, 0.15, 0.20, 0.30)
 """Shares of the approximate tokens that are recomputed; what choosing costs comes on top."""
 FEW_SHARES = (0.05, 0.20)

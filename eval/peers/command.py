@@ -17,7 +17,7 @@ from eval.peers.ours import Ours
 from eval.peers.vllm_cpu import VLLM
 from eval.progress import waiting
 from eval.setting import Setting
-from eval.statistics import mean, ratio_of_medians
+from eval.statistics import mean, ratio_of_medians, share
 from eval.tasks import make_task
 from eval.topologies import TOPOLOGIES
 from eval.workload import Workload, build
@@ -138,7 +138,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "reused_s": sorted(r["reused_s"] for r in rows)[len(rows) // 2],
         "reused": mean([r["reused"] / r["prompt_tokens"] for r in rows]).as_json(),
         "again": mean([r["again"] / r["prompt_tokens"] for r in rows]).as_json(),
-        "first_token": mean([r["first_token"] for r in rows]).as_json(),
+        "first_token": share([r["first_token"] for r in rows]).as_json(),
         "kept": mean([r["kept"] for r in rows]).as_json(),
     }
 

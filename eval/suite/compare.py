@@ -1,13 +1,16 @@
 """Two runs of a preset side by side: what became better, what worse, and what cannot be told apart.
 
-Prompts are paired: the same case of the same cell before and after. All verdicts together are meant to be right in 95
-of 100 comparisons, so each is taken at 1 - 0.05 / (number of verdicts), and from so few prompts that not even all of
-them moving one way could be told from chance nothing is concluded.
+Prompts are paired: the same case of the same cell before and after (eval/suite/pairing.py). A verdict is a sign-flip
+test's (eval/sign_flip.py). All verdicts together are meant to be right in 95 of 100 comparisons, so each is taken at
+0.05 / (number of figures that differ), Bonferroni's level; figures that differ in no prompt can get none and are not
+counted (R. E. Tarone, Biometrics 46, 1990). From so few prompts that not even all of them moving one way could reach
+that level nothing is concluded.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +19,16 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import typer
 
+from eval.sign_flip import needed, sign_flip
 from eval.statistics import Estimate, by_prompt, mean_difference
 from eval.suite.files import read_suite
+from eval.suite.pairing import Rows, Unpaired, named, pair, settings
+from kvcomm.errors import InvalidInput
 
-WORSE = 3
+WORSE, INCOMPLETE = 3, 4
 LEVEL = 0.05
+RELATIVE, ABSOLUTE = 1e-6, 1e-7
+"""Values of a prompt no further apart than this are the same: sums of floats in another order differ so much."""
 Verdict = Literal["better", "worse", "same", "cannot be told apart", "too few prompts"]
 Values = dict[str, float]
 
@@ -30,7 +38,8 @@ class Change:
     """One figure of one method.
 
     Attributes:
-        difference: mean over prompts of after - before, with its interval.
+        difference: mean over prompts of after - before, with its 95 % bootstrap interval.
+        p: of the sign-flip test; the verdict is taken from it, not from the interval.
     """
 
     method: str
@@ -38,6 +47,7 @@ class Change:
     before: float
     after: float
     difference: Estimate
+    p: float
     verdict: Verdict
 
 
@@ -46,24 +56,33 @@ class Comparison:
     """All figures that both runs have.
 
     Attributes:
-        confidence: of each interval.
+        level: the largest p from which a change is concluded.
         needed: prompts below which nothing is concluded.
-        only: cells and methods that one run alone has.
+        settings: lines on what the runs differ in besides figures.
+        unpaired: cells, methods, cases and figures that could not be compared.
     """
 
     changes: tuple[Change, ...]
-    confidence: float
+    level: float
     needed: int
-    only: tuple[str, ...]
+    settings: tuple[str, ...]
+    unpaired: tuple[Unpaired, ...]
 
     @property
     def worse(self) -> list[Change]:
         """What became worse."""
         return [change for change in self.changes if change.verdict == "worse"]
 
+    @property
+    def status(self) -> int:
+        """Exit status: WORSE, else INCOMPLETE if a cell failed or ``before`` has what was not compared, else 0."""
+        return WORSE if self.worse else INCOMPLETE if any(one.lost for one in self.unpaired) else 0
+
 
 def _relative_ttft(rows: Sequence[Mapping[str, Any]], dense: Sequence[Mapping[str, Any]]) -> Values:
     own, true = _times(rows), _times(dense)
+    if wrong := [case for case, seconds in true.items() if not seconds > 0]:
+        raise InvalidInput(f"{wrong[0]}: a dense TTFT of {true[wrong[0]]} s; measure again")
     return {case: own[case] / true[case] for case in own if case in true}
 
 
@@ -93,73 +112,101 @@ METRICS: dict[str, tuple[Callable[..., Values], int]] = {
 """How each is taken from rows and dense rows, by prompt, and which way is better."""
 
 
+@dataclass(frozen=True)
+class _Pair:
+    """A figure's values, a prompt each; what does not differ beyond floating point has a difference of 0."""
+
+    method: str
+    metric: str
+    sign: int
+    old: list[float]
+    new: list[float]
+
+    @property
+    def differences(self) -> list[float]:
+        return [0.0 if _same(a, b) else b - a for a, b in zip(self.old, self.new, strict=True)]
+
+
+def _same(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+
+
 def compare_suites(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comparison:
-    """Compare the cells and methods that both results have; dense itself is what the others are measured by."""
-    sides = [_rows(result) for result in (before, after)]
-    names = [
-        {(cell["name"], name) for cell in result["cells"] for name in cell["methods"]} for result in (before, after)
-    ]
-    only = [
-        f"{cell}, {name}: only {'before' if (cell, name) in names[0] else 'after'}"
-        for cell, name in sorted(names[0] ^ names[1])
-    ]
-    pairs = []
-    for method in dict.fromkeys(name for cell in after["cells"] for name in cell["methods"]):
+    """Compare the cells and methods that both results have; dense itself is what the others are measured by.
+
+    Raises:
+        InvalidInput: there is no figure that both have.
+    """
+    paired = pair(before, after)
+    unpaired = list(paired.unpaired)
+    pairs: list[_Pair] = []
+    for method in paired.before:
         for metric, (take, sign) in METRICS.items():
             if method == "dense" and metric != "score":
                 continue
-            old, new = (take(side.get(method, []), side.get("dense", [])) for side in sides)
+            old, new = _values(take, paired.before, method), _values(take, paired.after, method)
             cases = [case for case in old if case in new]
+            for when, mine, others in (("before", old, new), ("after", new, old)):
+                if alone := [case for case in mine if case not in others]:
+                    said = f"{method}, {metric}: {named(alone)} of {len(mine)} prompts only {when}"
+                    unpaired.append(Unpaired("figure", said, when == "before"))
             if cases:
-                pairs.append((method, metric, sign, [old[c] for c in cases], [new[c] for c in cases]))
-    confidence = 1 - LEVEL / max(len(pairs), 1)
-    needed = math.ceil(1 + math.log2(max(len(pairs), 1) / LEVEL))
-    changes = tuple(_change(*pair, confidence, needed) for pair in pairs)
-    return Comparison(changes, confidence, needed, tuple(only))
+                pairs.append(_Pair(method, metric, sign, [old[c] for c in cases], [new[c] for c in cases]))
+    if not pairs:
+        why = "; ".join(one.said for one in unpaired) or "no cells, or none with figures besides dense ones"
+        raise InvalidInput(f"nothing to compare: {why}")
+    level = LEVEL / max(sum(any(one.differences) for one in pairs), 1)
+    changes = tuple(_change(one, level) for one in pairs)
+    return Comparison(changes, level, needed(level), tuple(settings(before, after)), tuple(unpaired))
 
 
-def _rows(result: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Rows by method, without the first calls, their cases named by cell too."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for cell in result["cells"]:
-        for row in cell["rows"]:
-            if row["agent"] != cell["first"]:
-                found.setdefault(row["method"], []).append(row | {"case": f"{cell['name']}: {row['case']}"})
-    return found
+def _values(take: Callable[..., Values], rows: Rows, method: str) -> Values:
+    return take(rows[method], rows.get("dense", []))
 
 
-def _change(
-    method: str, metric: str, sign: int, old: Sequence[float], new: Sequence[float], confidence: float, needed: int
-) -> Change:
-    difference = mean_difference(old, new, confidence)
+def _change(one: _Pair, level: float) -> Change:
+    p = sign_flip(one.differences)
     verdict: Verdict = "cannot be told apart"
-    if all(a == b for a, b in zip(old, new, strict=True)):
+    if not any(one.differences):
         verdict = "same"
-    elif len(old) < needed:
+    elif len(one.old) < needed(level):
         verdict = "too few prompts"
-    elif difference.low > 0 or difference.high < 0:
-        verdict = "better" if sign * difference.value > 0 else "worse"
-    return Change(method, metric, float(np.mean(old)), float(np.mean(new)), difference, verdict)
+    elif p <= level:
+        verdict = "better" if one.sign * sum(one.differences) > 0 else "worse"
+    before, after = float(np.mean(one.old)), float(np.mean(one.new))
+    return Change(one.method, one.metric, before, after, mean_difference(one.old, one.new), p, verdict)
 
 
 def lines(found: Comparison) -> list[str]:
-    """The comparison as Markdown: what changed first, then what cannot be told, the rest counted."""
+    """The comparison as Markdown: other settings, what changed, what cannot be told, the rest counted and named."""
     said = [
-        f"{len(found.changes)} figures compared, paired by prompt, each at {found.confidence:.2%} so that together "
-        f"they are wrong in 1 of 20 comparisons; nothing is concluded from fewer than {found.needed} prompts.",
+        *(f"{line}\n" for line in found.settings),
+        f"{len(found.changes)} figures compared, paired by prompt. A change is concluded from p ≤ {found.level:.2g} of "
+        "a sign-flip test: at most 1 in 20 comparisons then sees any change where there is none. Nothing is concluded "
+        f"from fewer than {found.needed} prompts. Intervals are 95 % bootstrap intervals, each figure's by itself.",
         "",
-        "| verdict | method | figure | before | after | difference | interval | prompts |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| verdict | method | figure | before | after | difference | 95 % interval | p | prompts |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for verdict in ("worse", "better", "cannot be told apart", "too few prompts"):
         for c in (change for change in found.changes if change.verdict == verdict):
             d = c.difference
             said.append(
                 f"| {verdict} | {c.method} | {c.metric} | {c.before:.4g} | {c.after:.4g} | {d.value:+.3g} | "
-                f"{d.low:+.3g} to {d.high:+.3g} | {d.n} |"
+                f"{d.low:+.3g} to {d.high:+.3g} | {c.p:.2g} | {d.n} |"
             )
     count = sum(change.verdict == "same" for change in found.changes)
-    return [*said, "", f"The same in every prompt: {count} figures.", *(f"- {name}" for name in found.only)]
+    return [*said, "", f"The same in every prompt: {count} figures.", *_not_compared(found.unpaired)]
+
+
+def _not_compared(unpaired: Sequence[Unpaired]) -> list[str]:
+    counts: Counter[str] = Counter()
+    for one in unpaired:
+        counts[one.kind] += one.count
+    if not counts:
+        return []
+    counted = ", ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in counts.items())
+    return [f"Not compared: {counted}.", "", *(f"- {one.said}" for one in unpaired)]
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -170,8 +217,11 @@ def compare(
     before: Annotated[Path, typer.Argument(help="Results before a change.")],
     after: Annotated[Path, typer.Argument(help="Results of the same preset after it.")],
 ) -> None:
-    """Say what became better, worse, or cannot be told apart; exit status 3 if anything became worse."""
+    """Say what became better, worse, or cannot be told apart.
+
+    Exit status: 3 if anything became worse, else 4 if a cell failed or something of BEFORE could not be compared.
+    """
     found = compare_suites(read_suite(before), read_suite(after))
     typer.echo("\n".join(lines(found)))
-    if found.worse:
-        raise typer.Exit(WORSE)
+    if found.status:
+        raise typer.Exit(found.status)

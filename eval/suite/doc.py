@@ -25,7 +25,7 @@ RANGED = ("speedup", "mean_kl", "top1", "score", "judge")
 PLAIN = ("reuse", "flops_saved", "ttft_p50", "ttft_p95", "isolate", "held_bytes")
 _LEAD = (
     "Made from [`{source}`]({source}) by `python -m eval report`; nothing here is edited by hand. Figures in brackets "
-    "are 95 % bootstrap intervals over prompts, n the number of prompts. Closeness is taken along the dense run's own "
+    "are 95 % intervals over prompts, n the number of prompts. Closeness is taken along the dense run's own "
     "greedy answers. Every cost of a call is inside TTFT, but for isolated bases, computed once a text: they have a "
     "column. [evaluation.md](evaluation.md) says how each figure is measured."
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ def read_suite(path: Path) -> dict[str, Any]:
     """A results file of ``eval run --preset``.
 
     Raises:
-        InvalidInput: it cannot be read, or is something else.
+        InvalidInput: it cannot be read, is something else, or a row has a number that is not finite.
     """
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
@@ -31,4 +33,16 @@ def read_suite(path: Path) -> dict[str, Any]:
     ]
     if missing:
         raise InvalidInput(f"{path} lacks {', '.join(missing[:5])}; measure again, or take the file of this version")
+    for cell in result["cells"]:
+        for row in cell["rows"]:
+            for column, value in _numbers(row):
+                if not math.isfinite(value):
+                    where = f"cell {cell['name']}, method {row.get('method')}, case {row.get('case')}"
+                    raise InvalidInput(f"{path}: {where}: {column} is {value}; measure this cell again")
     return result
+
+
+def _numbers(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for column, value in row.items():
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+        yield from ((column, one) for one in inner if isinstance(one, float))

@@ -1,6 +1,6 @@
 """Where we lose, read out of a results file: first tokens that come later, lower scores, peers that are closer.
 
-Everything is taken as it stands, significant or not; the interval beside it says which.
+Everything is taken as it stands, significant or not; its interval and number of prompts say how sure it is.
 """
 
 from __future__ import annotations

@@ -15,10 +15,11 @@ from eval.statistics import (
     by_prompt,
     mcnemar,
     mean,
-    mean_difference,
     percentile,
     rank_correlation,
     ratio_of_medians,
+    share,
+    share_difference,
 )
 
 CLOSENESS = ("mean_kl", "first_kl", "top1", "first_token", "greedy_run_share")
@@ -55,9 +56,10 @@ def _method(mine: Sequence[Row], dense: Sequence[Row], first: str) -> dict[str, 
     hearing = [row for row in mine if row["agent"] != first]
     found: dict[str, Any] = {}
     for column in ("reuse", *CLOSENESS):
-        found[column] = mean(list(by_prompt(hearing, column).values())).as_json()
+        over_prompts = share if column == "first_token" else mean
+        found[column] = over_prompts(list(by_prompt(hearing, column).values())).as_json()
     whole = [{"case": row["case"], "same": row["greedy_run"] == row["answer_tokens"]} for row in hearing]
-    found["identical"] = mean(list(by_prompt(whole, "same").values())).as_json()
+    found["identical"] = share(list(by_prompt(whole, "same").values())).as_json()
     found["ties"] = sum(row["tie"] for row in hearing)
     found["calls"] = len(hearing)
     found |= _ttft(hearing, [row for row in dense if row["agent"] != first])
@@ -119,8 +121,8 @@ def _scores(mine: Sequence[Row], dense: Sequence[Row]) -> dict[str, Any]:
         return {}
     before, after = [true[case] for case in cases], [own[case] for case in cases]
     return {
-        "score": mean(after).as_json(),
-        "score_difference": mean_difference(before, after).as_json(),
+        "score": share(after).as_json(),
+        "score_difference": share_difference(before, after).as_json(),
         "mcnemar_p": mcnemar([s >= 0.5 for s in before], [s >= 0.5 for s in after]),
     }
 
@@ -128,7 +130,7 @@ def _scores(mine: Sequence[Row], dense: Sequence[Row]) -> dict[str, Any]:
 def _choices(mine: Sequence[Row]) -> dict[str, Any]:
     """How often a judge chooses whom the dense judge chooses."""
     judged = [{"case": row["case"], "same": row["choice"] == row["dense_choice"]} for row in mine if row.get("choice")]
-    return {"judge": mean(list(by_prompt(judged, "same").values())).as_json()} if judged else {}
+    return {"judge": share(list(by_prompt(judged, "same").values())).as_json()} if judged else {}
 
 
 def pooled(cells: Sequence[Mapping[str, Any]], wanted: Callable[[Mapping[str, Any]], bool]) -> dict[str, Any]:

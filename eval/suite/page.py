@@ -15,7 +15,7 @@ from eval.words import nats, percent, times
 OURS = "kvcomm"
 _COLOURS = {"dense": "dense", "exact": "exact", "oracle": "recomputed"}
 _LEAD = (
-    "Time to first token, reuse and closeness to a full prefill. Intervals are 95 % bootstrap intervals over prompts; "
+    "Time to first token, reuse and closeness to a full prefill. Intervals are 95 % intervals over prompts; "
     "n is the number of prompts. Closeness is taken along the dense run's own greedy answers. All costs of a call "
     "are in TTFT, but for isolated bases, computed once a text: they have a column."
 )

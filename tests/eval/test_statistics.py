@@ -21,16 +21,29 @@ def test_mcnemar_by_hand() -> None:
 
 
 def test_interval_of_two_prompts_by_hand() -> None:
-    # resamples of {0, 1}: means 0, 1/2, 1 with 1/4, 1/2, 1/4; the middle 95 % reaches from 0 to 1
+    # resamples of {0, 1}: means 0, 1/2, 1 with 1/4, 1/2, 1/4; more than the middle 95 % reaches from 0 to 1
     found = statistics.mean([0.0, 1.0])
     assert (found.value, found.low, found.high, found.n) == (0.5, 0.0, 1.0, 2)
+
+
+def expanded(n: int) -> float:
+    """The percentile interval's level that Hesterberg gives for 95 % from n values, written out once more."""
+    return float(1 - 2 * stats.norm.cdf(-stats.t.ppf(0.975, n - 1) * (n / (n - 1)) ** 0.5))
+
+
+def test_levels_by_hand() -> None:
+    # t of 3 degrees of freedom at 97.5 % is 3.182; by sqrt(4/3) 3.675, of which the normal tail is 0.000119
+    assert statistics.tail(4) == pytest.approx(0.000119, rel=0.01)
+    assert statistics.tail(10_000) == pytest.approx(0.025, rel=0.001)
+    assert expanded(12) == pytest.approx(1 - 2 * statistics.tail(12))
 
 
 def test_interval_is_scipys() -> None:
     values = np.random.default_rng(3).normal(size=12)
     own = stats.bootstrap(
-        [values], np.mean, n_resamples=10_000, method="percentile", rng=np.random.default_rng(0), batch=1_000
-    ).confidence_interval
+        [values], np.mean, n_resamples=10_000, method="percentile", rng=np.random.default_rng(0), batch=1_000,
+        confidence_level=expanded(12),
+    ).confidence_interval  # fmt: skip
     found = statistics.mean(values.tolist())
     assert (found.low, found.high) == pytest.approx((own.low, own.high))
 
@@ -43,13 +56,50 @@ def test_paired_prompts_are_resampled_together() -> None:
     assert (shifted.value, shifted.low, shifted.high) == pytest.approx((0.25, 0.25, 0.25))
 
 
-def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
-    rng = np.random.default_rng(11)
-    held = 0
-    for _ in range(60):
-        found = statistics.mean(rng.normal(size=25).tolist())
-        held += found.low <= 0.0 <= found.high
-    assert 50 <= held <= 60
+@pytest.mark.parametrize("k", range(8))
+def test_interval_of_a_share_is_wilsons(k: int) -> None:
+    own = stats.binomtest(k, 7).proportion_ci(method="wilson")
+    found = statistics.share([1.0] * k + [0.0] * (7 - k))
+    assert (found.value, found.low, found.high, found.n) == pytest.approx((k / 7, own.low, own.high, 7))
+
+
+def test_shares_that_never_vary_have_an_interval() -> None:
+    # 4 of 4: the lower limit is 4 / (4 + 1.96^2) = 0.51
+    found = statistics.share([1.0] * 4)
+    assert (found.low, found.high) == pytest.approx((4 / (4 + 3.8415), 1.0), rel=1e-4)
+    assert statistics.share([0.0] * 4).high == pytest.approx(1 - 4 / (4 + 3.8415), rel=1e-4)
+    assert statistics.share([0.5, 1.0, 1.0]).value == pytest.approx(2.5 / 3)
+    assert (statistics.share([1.0]).low, statistics.share([1.0]).high) == (1.0, 1.0)
+    for wrong in ([], [0.5, 1.5], [float("nan")]):
+        with pytest.raises(InvalidInput, match="no shares"):
+            statistics.share(wrong)
+
+
+def test_interval_of_a_difference_of_shares_by_hand() -> None:
+    # of 8 prompts 1 is won, 3 are lost: -2 / 10, and 1.96 * sqrt(4 + 1 - 4 / 10) / 10
+    before, after = [0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0]
+    found = statistics.share_difference(before, after)
+    reach = 1.96 * 4.6**0.5 / 10
+    assert (found.value, found.low, found.high) == pytest.approx((-0.25, -0.2 - reach, -0.2 + reach), rel=1e-4)
+    same = statistics.share_difference([0.0] * 4, [0.0] * 4)  # 1.96 / 6
+    assert (same.value, same.low, same.high, same.n) == pytest.approx((0.0, -0.32666, 0.32666, 4), rel=1e-4)
+    all_won = statistics.share_difference([0.0] * 20, [1.0] * 20)
+    assert (all_won.value, all_won.high) == (1.0, 1.0) and 0.7 < all_won.low < 1
+    with pytest.raises(InvalidInput, match="no shares"):
+        statistics.share_difference([0.0], [2.0])
+
+
+def test_no_figure_is_infinite_or_undefined() -> None:
+    nan = float("nan")
+    with pytest.raises(InvalidInput, match=r"0.0 among the values to divide by"):
+        statistics.ratio_of_medians([1.0, 2.0], [0.0, 1.0])
+    with pytest.raises(InvalidInput, match="finite"):
+        statistics.bootstrap([0.0], [1.0], statistic=lambda a, b, axis: 1 - b.sum(axis) / a.sum(axis))
+    for figure in (statistics.mean, lambda v: statistics.percentile([v, v], 50), lambda v: statistics.mean([*v, 2.0])):
+        with pytest.raises(InvalidInput, match="nan among the values"):
+            figure([nan])
+    with pytest.raises(InvalidInput, match="nan among the values"):
+        statistics.rank_correlation([1.0, 2.0, nan], [1.0, 2.0, 3.0])
 
 
 def test_percentiles_by_hand_and_by_whole_groups() -> None:
@@ -97,7 +147,7 @@ def test_interval_of_a_ratio_is_scipys() -> None:
     above, below = rng.uniform(1, 2, 15), rng.uniform(0.2, 0.5, 15)
     own = stats.bootstrap(
         (above, below), lambda a, b: np.median(a) / np.median(b), paired=True, vectorized=False, n_resamples=4_000,
-        method="percentile", rng=np.random.default_rng(1),
+        method="percentile", rng=np.random.default_rng(1), confidence_level=expanded(15),
     ).confidence_interval  # fmt: skip
     found = statistics.ratio_of_medians(above.tolist(), below.tolist())
     assert (found.low, found.high) == pytest.approx((own.low, own.high), rel=0.05)
@@ -107,7 +157,7 @@ def test_interval_of_a_percentile_is_scipys() -> None:
     values = np.random.default_rng(9).exponential(size=60)
     own = stats.bootstrap(
         [values], lambda v, axis=-1: np.percentile(v, 95, axis=axis), method="percentile", n_resamples=4_000,
-        rng=np.random.default_rng(2),
+        rng=np.random.default_rng(2), confidence_level=expanded(60),
     ).confidence_interval  # fmt: skip
     found = statistics.percentile([[value] for value in values.tolist()], 95)
     assert (found.low, found.high) == pytest.approx((own.low, own.high), rel=0.05)

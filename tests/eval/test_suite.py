@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from eval.measure import Timed
 from eval.methods import METHODS
 from eval.setting import Setting
 from eval.suite import run as suite_run
-from eval.suite.compare import compare, compare_suites, lines
+from eval.suite.compare import compare, compare_suites
 from eval.suite.files import read_suite
 from eval.suite.metrics import figures, pooled
 from eval.suite.presets import PRESETS, Cell, preset
@@ -188,54 +189,21 @@ def test_prompts_of_different_cells_are_different_prompts() -> None:
     assert found["mean_kl"]["n"] == 2 and found["mean_kl"]["value"] == pytest.approx(0.2)
 
 
-def result(kl: float, ttft: float, prompts: int = 20) -> dict[str, Any]:
-    rows = []
-    for n in range(prompts):
-        rows.append(row(f"p{n}", "dense", ttft_s=[1.0 + 0.01 * (n % 3)]))
-        noise = 0.02 * ((n * 7) % 5 - 2)
-        rows.append(row(f"p{n}", "kvcomm", mean_kl=kl + noise / 10, ttft_s=[ttft * (1 + noise)]))
-    return {"cells": [{"name": "c", "first": "a", "methods": ["dense", "kvcomm"], "rows": rows}]}
-
-
-def verdicts(before: dict[str, Any], after: dict[str, Any]) -> dict[str, str]:
-    return {c.metric: c.verdict for c in compare_suites(before, after).changes if c.method == "kvcomm"}
-
-
-def test_what_became_worse_and_better_is_told_apart_from_noise() -> None:
-    found = verdicts(result(0.10, 0.5), result(0.20, 0.4))
-    assert (found["mean KL"], found["TTFT over dense"], found["reuse"]) == ("worse", "better", "same")
-    noisy = result(0.10, 0.5)
-    for n, entry in enumerate(noisy["cells"][0]["rows"]):
-        entry["mean_kl"] *= 1 + 0.1 * (-1) ** (n // 2)
-    assert verdicts(result(0.10, 0.5), noisy)["mean KL"] == "cannot be told apart"
-
-
-def test_from_few_prompts_nothing_is_concluded() -> None:
-    assert verdicts(result(0.10, 0.5, prompts=4), result(0.90, 0.5, prompts=4))["mean KL"] == "too few prompts"
-
-
-def test_comparison_is_said_and_has_an_exit_status(tmp_path: Path) -> None:
-    import typer
-
-    files = []
-    for name, kl in (("a", 0.1), ("b", 0.2)):
-        head = dict.fromkeys(("model", "model_digest", "threads", "versions", "machine", "pooled", "failed"), "")
-        made = {"kind": "kvcomm evaluation suite", **head, **ABOUT, **result(kl, 0.5)}
-        filled = {"task": "", "topology": "full", "calls": 2, "agents": 2, "trial": {}, "about": {}, "yardstick": {}}
-        made["cells"] = [cell | filled for cell in made["cells"]]
-        files.append(tmp_path / f"{name}.json")
-        files[-1].write_text(json.dumps(made))
-    with pytest.raises(typer.Exit) as raised:
-        compare(*files)
-    assert raised.value.exit_code == 3
-    compare(*reversed(files))
-    said = "\n".join(lines(compare_suites(*(read_suite(file) for file in files))))
-    assert "| worse | kvcomm | mean KL | 0.1 | 0.2 |" in said
-
-
 def test_other_files_are_refused_by_name(tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     for text, named in (("{}", "kind"), ("[", "cannot be read"), ('{"kind": "kvcomm evaluation suite"}', "lacks")):
         other.write_text(text)
         with pytest.raises(InvalidInput, match=named):
             read_suite(other)
+
+
+@pytest.mark.parametrize("column", ["mean_kl", "ttft_s"])
+def test_a_number_that_is_not_finite_is_refused_by_name(quick: Path, tmp_path: Path, column: str) -> None:
+    result = read_suite(quick)
+    kept = result["cells"][1]["rows"][-1]
+    kept[column] = [math.inf] if column == "ttft_s" else math.nan
+    broken = tmp_path / "broken.json"
+    broken.write_text(json.dumps(result))
+    named = f"broken.json: cell needle, independent, method {kept['method']}, case {kept['case']}: {column} is"
+    with pytest.raises(InvalidInput, match=re.escape(named)):
+        read_suite(broken)
