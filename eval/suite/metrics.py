@@ -144,3 +144,8 @@ def pooled(cells: Sequence[Mapping[str, Any]], wanted: Callable[[Mapping[str, An
         for row in cell["rows"]
     ]
     return figures(rows, everywhere, "") if rows and "dense" in everywhere else {}
+
+
+def summary(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The cells, and the figures over all of them that are fully connected."""
+    return {"cells": cells, "pooled": pooled(cells, lambda cell: cell["topology"] == "full")}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from eval.output import write_json
 from eval.suite.doc import write_doc
 from eval.suite.files import read_suite
 from eval.suite.markdown import markdown
+from eval.suite.metrics import figures, summary
 from eval.suite.page import suite_page
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -28,14 +30,27 @@ def write_report(results: Path) -> tuple[Path, Path]:
     return page, summary
 
 
+def figures_again(result: dict[str, Any]) -> dict[str, Any]:
+    """The result with its figures taken from its rows by this version's statistics."""
+    cells = [
+        cell | {"methods": figures(cell["rows"], list(cell["methods"]), cell["first"])} for cell in result["cells"]
+    ]
+    return result | summary(cells)
+
+
 @app.command()
 def report(
-    results: Annotated[Path, typer.Argument(help="A results file of `eval run --preset`.")],
+    results: Annotated[Path, typer.Argument(help="A results file of `eval run`.")],
+    again: Annotated[
+        bool, typer.Option(help="Take the figures from the file's rows again first, by this version's statistics.")
+    ] = False,
     doc: Annotated[
         Path | None, typer.Option(help="A document to write too, docs/results.md say; its plots go beside it.")
     ] = None,
 ) -> None:
     """Write the HTML page and the Markdown summary of a results file beside it, and a document with plots."""
+    if again:
+        write_json(results, figures_again(read_suite(results)))
     for path in write_report(results):
         typer.echo(str(path))
     if doc is not None:

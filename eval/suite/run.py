@@ -21,7 +21,7 @@ from eval.progress import stderr_console
 from eval.setting import Setting
 from eval.suite.brief import brief_table, overview
 from eval.suite.files import KIND, read_suite
-from eval.suite.metrics import figures, pooled, slim
+from eval.suite.metrics import figures, slim, summary
 from eval.suite.presets import Cell, preset
 from eval.suite.report import write_report
 from eval.tasks import make_task
@@ -106,11 +106,6 @@ def _write(
 ) -> None:
     date = datetime.now(UTC).date().isoformat()
     write_json(out, {"kind": KIND, "date": date, **described, **about, **summary(done), "failed": failed})
-
-
-def summary(cells: list[dict[str, Any]]) -> dict[str, Any]:
-    """The cells, and the figures over all of them that are fully connected."""
-    return {"cells": cells, "pooled": pooled(cells, lambda cell: cell["topology"] == "full")}
 
 
 def run_cell(setting: Setting, cell: Cell, execute: bool = False) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from eval.suite.compare import compare, compare_suites
 from eval.suite.files import read_suite
 from eval.suite.metrics import figures, pooled
 from eval.suite.presets import PRESETS, Cell, preset
-from eval.suite.report import write_report
+from eval.suite.report import report, write_report
 from eval.suite.run import run_cell, run_suite
 from eval.tasks import TASKS
 from eval.topologies import TOPOLOGIES
@@ -87,6 +87,14 @@ def test_report_says_it_all_without_a_request(quick: Path) -> None:
     for said in ("<span>--preset</span> <span>quick</span>", "torch", "tiny", "needle, debate", "n 2"):
         assert said in html, said
     assert "| kvcomm |" in text and "(n 2)" not in text and "; n 2)" in text
+
+
+def test_figures_are_taken_from_the_rows_again(quick: Path, tmp_path: Path) -> None:
+    true, copy = read_suite(quick), tmp_path / "copy.json"
+    copy.write_text(quick.read_text().replace('"value": 1.0', '"value": 3.0'))
+    assert read_suite(copy) != true
+    report(copy, again=True)
+    assert read_suite(copy) == true and "3.0×" not in copy.with_suffix(".html").read_text()
 
 
 def test_a_run_against_itself_is_the_same_in_everything(quick: Path, capsys: pytest.CaptureFixture[str]) -> None:

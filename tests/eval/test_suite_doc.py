@@ -118,7 +118,7 @@ def test_the_command_writes_it_beside_its_plots(result: dict[str, Any], tmp_path
     source, doc = tmp_path / "results" / "standard.json", tmp_path / "docs" / "results.md"
     source.parent.mkdir()
     source.write_text(json.dumps(result))
-    report(source, doc)
+    report(source, doc=doc)
     assert "(../results/standard.json)" in doc.read_text()
     for line in doc.read_text().splitlines():
         if line.startswith("!["):
