@@ -5,35 +5,40 @@ Two ways to keep it in, and the outcome says which was in force:
 - ``namespaces``: a root file system of its own that holds only the Python installation, read-only, and an empty
   working folder in memory; no network, no other processes in sight; everything in it dies with it. The kernel enforces
   this.
-- ``audit hook``: where the kernel refuses namespaces. An audit hook inside the process refuses sockets, other
-  processes, foreign code and changes to files outside a temporary folder. It stops accidents, not an attacker.
+- ``audit hook``: for where the kernel refuses namespaces, and only when asked for by this name. An audit hook inside
+  the process, and what limits the kernel lets any process lay on itself. It stops accidents; see docs/evaluation.md.
 
-A program passes only if it runs to its end: the driver then hands back a token, so an early exit with status 0 does
-not count. A program that was written to search its own process for that token could forge a pass.
+Tests run in another process than the program (eval/sandbox_tester.py) and see plain values only, so that a program
+passes only if its function returns the right ones. Without tests a program passes if it runs to its end, which is then
+its own word.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import secrets
 import selectors
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Literal, cast
 
+from eval.sandbox_seccomp import filter_program
+
 Status = Literal["passed", "failed", "timed out", "refused"]
 Isolation = Literal["namespaces", "audit hook", "none"]
+Way = Literal["namespaces", "audit hook"]
 
 MAX_PROGRAM_BYTES = 1 << 20
 _MAX_REPORT_BYTES = 1 << 16
 _HERE = Path(__file__).parent
-_NO_NAMESPACES = 71
+_READY = b"ready\n"
+_TIMED_OUT = 124
 
 
 @dataclass(frozen=True)
@@ -64,15 +69,24 @@ class Outcome:
     wall_s: float
 
 
+@dataclass(frozen=True)
+class Check:
+    """Trusted source that defines ``check(candidate)``, and the program's function that it is about."""
+
+    source: str
+    function: str
+
+
 def run_program(
-    program: str, limits: Limits | None = None, isolation: Literal["auto", "namespaces", "audit hook"] = "auto"
+    program: str, limits: Limits | None = None, isolation: Way = "namespaces", tests: Check | None = None
 ) -> Outcome:
-    """Run ``program`` as ``__main__`` and say whether it came to its end.
+    """Run ``program`` as ``__main__``, then the tests, and say whether all came to its end.
 
     Args:
         program: Python source.
         limits: Limits() if not given.
-        isolation: ``auto`` takes namespaces where the kernel allows them. ``namespaces`` refuses to run without.
+        isolation: what keeps it in; where that is not to be had nothing is run, and the outcome is ``refused``.
+        tests: run in a process of their own; their ``candidate`` takes and returns builtin values, as copies.
     """
     limits = limits or Limits()
     size = len(program.encode("utf-8", "replace"))
@@ -80,47 +94,62 @@ def run_program(
         return Outcome("refused", f"{size} bytes of program, the limit is {MAX_PROGRAM_BYTES}", "none", 0.0)
     if not sys.platform.startswith("linux"):
         return Outcome("refused", f"limits are not enforced on {sys.platform}; run it on Linux", "none", 0.0)
-    if isolation != "audit hook":
-        outcome = _attempt(program, limits, "namespaces")
-        if outcome.status != "refused" or isolation == "namespaces":
-            return outcome
-    return _attempt(program, limits, "audit hook")
-
-
-def _attempt(program: str, limits: Limits, isolation: Literal["namespaces", "audit hook"]) -> Outcome:
-    token = secrets.token_hex(16)
+    job = {"program": program, "tests": tests.source if tests else "", "function": tests.function if tests else ""}
     start = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="kvcomm-sandbox-", ignore_cleanup_errors=True) as folder:
-        settings = {**asdict(limits), "isolation": isolation, "folder": folder, "driver": _driver()}
+    with ExitStack() as stack:
+        folder = ""
+        if isolation == "audit hook":
+            made = tempfile.TemporaryDirectory(prefix="kvcomm-sandbox-", ignore_cleanup_errors=True)
+            folder = os.path.realpath(stack.enter_context(made))
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", str(_HERE / "sandbox_launch.py"), json.dumps(settings)],
+            [
+                sys.executable,
+                "-I",
+                "-S",
+                "-B",
+                "-c",
+                _source("launch"),
+                json.dumps(_settings(limits, isolation, folder)),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={"LC_ALL": "C.UTF-8"},
-            cwd=folder,
+            cwd=folder or "/",
             start_new_session=True,
         )
         try:
-            job = json.dumps({"program": program, "token": token}).encode()
-            report = _exchange(process, job, start + limits.wall_s)
+            report = _exchange(process, json.dumps(job).encode(), start + limits.wall_s)
         finally:
             _kill(process)
-    return _judge(report, token, process.returncode, isolation, time.monotonic() - start)
+    return _judge(report, process.returncode, isolation, time.monotonic() - start)
 
 
-def _driver() -> str:
-    return (_HERE / "sandbox_driver.py").read_text(encoding="utf-8")
+def _settings(limits: Limits, isolation: Way, folder: str) -> dict[str, object]:
+    calls = filter_program(namespaces=isolation == "namespaces") or b""
+    sources = {"driver": _source("driver"), "tester": _source("tester")}
+    about = {"isolation": isolation, "folder": folder, "parent": os.getpid(), "filter": calls.hex()}
+    return {**asdict(limits), **about, **sources}
+
+
+def _source(name: str) -> str:
+    """A part of the sandbox as one text, with what it imports of the others: inside, there are no files of ours."""
+    needed = {"launch": ("root", "landlock"), "driver": ("wire", "hook"), "tester": ("wire",)}[name]
+    text = "import sys, types\n"
+    for module in needed:
+        inner = (_HERE / f"sandbox_{module}.py").read_text(encoding="utf-8")
+        text += f"part = sys.modules['eval.sandbox_{module}'] = types.ModuleType('part')\nexec({inner!r}, vars(part))\n"
+    return text + (_HERE / f"sandbox_{name}.py").read_text(encoding="utf-8")
 
 
 def _exchange(process: subprocess.Popen[bytes], job: bytes, deadline: float) -> bytes | None:
-    """Send the job, read the report to its end; ``None`` when the deadline passes first."""
+    """Send the job once the sandbox stands, read the report to its end; ``None`` when the deadline passes first."""
     received = bytearray()
     stdin, stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
     with selectors.DefaultSelector() as selector:
-        for stream, event in ((stdin, selectors.EVENT_WRITE), (stdout, selectors.EVENT_READ)):
+        for stream in (stdin, stdout):
             os.set_blocking(stream.fileno(), False)
-            selector.register(stream, event)
+        selector.register(stdout, selectors.EVENT_READ)
         while selector.get_map() and len(received) < _MAX_REPORT_BYTES:
             ready = selector.select(max(0.0, deadline - time.monotonic()))
             if not ready:
@@ -128,9 +157,12 @@ def _exchange(process: subprocess.Popen[bytes], job: bytes, deadline: float) -> 
             for key, _ in ready:
                 if key.fileobj is stdout:
                     block = os.read(stdout.fileno(), 4096)
+                    was_ready = received.startswith(_READY)
                     received += block
                     if not block:
                         selector.unregister(stdout)
+                    elif not was_ready and received.startswith(_READY):
+                        selector.register(stdin, selectors.EVENT_WRITE)
                     continue
                 try:
                     job = job[os.write(stdin.fileno(), job) :]
@@ -158,19 +190,15 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
             stream.close()
 
 
-def _judge(report: bytes | None, token: str, status: int, isolation: Isolation, wall_s: float) -> Outcome:
-    if report is None:
+def _judge(report: bytes | None, status: int, isolation: Way, wall_s: float) -> Outcome:
+    """Read the report, which the program has no way to write; nothing of the program ran before ``ready``."""
+    if report is None or status == _TIMED_OUT:
         return Outcome("timed out", "the limit of wall time passed", isolation, wall_s)
-    if status == _NO_NAMESPACES:
-        reason = report.decode(errors="replace") or "the kernel refused"
-        return Outcome("refused", f"no namespaces here: {reason[:300]}", "none", wall_s)
-    if status in (128 + signal.SIGXCPU, -signal.SIGXCPU):
-        return Outcome("timed out", "the limit of CPU time passed", isolation, wall_s)
+    if not report.startswith(_READY):
+        reason = report.decode(errors="replace")[:300] or f"it does not start (exit status {status})"
+        return Outcome("refused", f"no {isolation} here: {reason}", "none", wall_s)
     try:
-        said = json.loads(report)
-        if said["token"] == token and said["ok"] is True:
-            return Outcome("passed", "", isolation, wall_s)
-        reason = str(said["reason"])[:300] if said["token"] == token else "a report without the token"
-    except (ValueError, KeyError, TypeError):
-        reason = f"it ended before its tests did (exit status {status})"
-    return Outcome("failed", reason, isolation, wall_s)
+        said = json.loads(report.removeprefix(_READY))
+        return Outcome(cast(Status, said["status"]), said["reason"], isolation, wall_s)
+    except ValueError:
+        return Outcome("failed", f"it ended before its tests did (exit status {status})", isolation, wall_s)

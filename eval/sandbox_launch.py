@@ -1,86 +1,42 @@
-"""Builds the sandbox around itself, then becomes the driver. Standard library only; run by eval/sandbox.py.
+"""Builds the sandbox around itself and starts the two processes in it. Standard library only; run by eval/sandbox.py.
 
-``sys.argv[1]`` is JSON: the limits, ``isolation``, ``folder`` (empty, ours) and ``driver`` (its source text).
+With namespaces: this process, outside; process 1 of the new namespaces; the tests' process; the answer's. Without:
+this, the tests' process, the answer's. Each dies with the one before it, and the first ends all at the wall limit
+even if nobody asks for it any more. Exits with ``TIMED_OUT`` then, else as the tests' process did. What goes wrong
+before the sandbox stands is written to stdout as it is; ``ready`` comes only afterwards, and then a job is expected.
+
+``sys.argv[1]`` is JSON: the limits, ``isolation``, ``parent`` (process), ``folder`` (empty, ours; without namespaces),
+``filter`` (hexadecimal, may be empty), ``driver`` and ``tester`` (their source texts).
 """
 
 import ctypes
 import json
 import os
 import resource
+import shutil
 import signal
 import sys
+import time
+from typing import Any, NoReturn
 
-NO_NAMESPACES = 71
-NOBODY = 65534
+from eval.sandbox_landlock import restrict
+from eval.sandbox_landlock import version as landlock_version
+from eval.sandbox_root import build_root, check, libc, readable, unshare
 
-CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = (
-    0x00020000, 0x08000000, 0x10000000, 0x20000000, 0x40000000,
-)  # fmt: skip
-MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
-PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
-SYS_MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE, MOUNT_ATTR_RDONLY = 442, -100, 0x8000, 1
-
-libc = ctypes.CDLL(None, use_errno=True)
-
-
-def check(result: int, what: str) -> None:
-    """Raise OSError with errno's text unless a libc call returned 0."""
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+TIMED_OUT = 124
+PR_SET_PDEATHSIG, PR_SET_KEEPCAPS, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 1, 8, 22, 38, 47
+CAP_DAC_READ_SEARCH = 2
+AWAITED = {signal.SIGCHLD, signal.SIGTERM}
 
 
-def mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    """mount(2)."""
-    texts = [None if text is None else text.encode() for text in (source, target, kind, data)]
-    check(libc.mount(texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3]), f"mount {target}")
+def die_with(parent: int, number: int = signal.SIGKILL) -> None:
+    """Have the kernel send ``number`` when ``parent`` ends; it may have ended already."""
+    check(libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0), "prctl")
+    if os.getppid() != parent:
+        os._exit(1)
 
 
-def read_only(target: str) -> None:
-    """mount_setattr(2) on a mount and all below it; it is the same number on every architecture."""
-    attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY, 0, 0, 0)
-    call = (SYS_MOUNT_SETATTR, AT_FDCWD, target.encode(), AT_RECURSIVE, attributes, ctypes.c_size_t(32))
-    check(libc.syscall(*call), f"read-only {target}")
-
-
-def unshare() -> None:
-    """Leave the shared namespaces; who is not root needs a user namespace for that, and stays the same user in it."""
-    flags = CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET
-    user, group = os.getuid(), os.getgid()
-    if user == 0:
-        return check(libc.unshare(flags), "unshare")
-    check(libc.unshare(flags | CLONE_NEWUSER), "unshare")
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-        with open(f"/proc/self/{name}", "w") as handle:
-            handle.write(text)
-
-
-def build_root(root: str, python: str, bytes_for_files: int) -> None:
-    """A file system in memory at ``root``: the Python installation read-only, /work for the program."""
-    mount("none", "/", None, MS_REC | MS_PRIVATE)
-    mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, f"size={2 * bytes_for_files + 2**20},nr_inodes=1024,mode=755")
-    for path in sorted({"/usr/lib", "/usr/lib64", "/lib", "/lib64", sys.base_prefix, os.path.dirname(python)}):
-        inner = root + path
-        if not os.path.exists(path) or os.path.exists(inner):
-            continue
-        os.makedirs(os.path.dirname(inner), exist_ok=True)
-        if os.path.islink(path):
-            os.symlink(os.readlink(path), inner)
-            continue
-        os.mkdir(inner)
-        mount(path, inner, None, MS_BIND | MS_REC)
-        read_only(inner)
-    os.mkdir(root + "/dev")
-    open(root + "/dev/null", "w").close()
-    mount("/dev/null", root + "/dev/null", None, MS_BIND)
-    os.mkdir(root + "/work")
-    if os.getuid() == 0:
-        os.chown(root + "/work", NOBODY, NOBODY)
-    os.chroot(root)
-    os.chdir("/work")
-
-
-def set_limits(settings: dict[str, int]) -> None:
+def set_limits(settings: dict[str, Any]) -> None:
     """Limits on CPU, memory, file size, open files and processes; the last after every fork of our own."""
     cpu = settings["cpu_s"]
     for what, soft, hard in (
@@ -89,51 +45,133 @@ def set_limits(settings: dict[str, int]) -> None:
         (resource.RLIMIT_FSIZE, settings["file_bytes"], settings["file_bytes"]),
         (resource.RLIMIT_CORE, 0, 0),
         (resource.RLIMIT_NOFILE, 64, 64),
+        (resource.RLIMIT_MSGQUEUE, 0, 0),
         (resource.RLIMIT_NPROC, settings["processes"], settings["processes"]),
     ):
         resource.setrlimit(what, (soft, hard))
 
 
-def drop_root() -> None:
-    """Become nobody, for whom the limit on processes holds; an exec then has no capability left."""
-    if os.getuid() == 0:
-        os.setgroups([])
-        os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
+def drop_root(user: int, to_read: list[str]) -> None:
+    """Become ``user``, which only this sandbox is; an exec then has no capability left.
+
+    Except where Python lies behind a folder that only root may enter and no namespace shows it elsewhere: then the one
+    to read what others may not, which Landlock confines to the installation.
+    """
+    if os.getuid() != 0:
+        return
+    closed = any(not os.stat(path).st_mode & 1 for path in to_read)
+    if closed and not landlock_version():
+        raise OSError("only root may read the Python installation, and there is no Landlock")
+    libc.prctl(PR_SET_KEEPCAPS, int(closed), 0, 0, 0)
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+    if closed:
+        bit = 1 << CAP_DAC_READ_SEARCH
+        header, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)(bit, bit, bit, 0, 0, 0)
+        check(libc.capset(header, data), "capset")
+        check(libc.prctl(PR_CAP_AMBIENT, 2, CAP_DAC_READ_SEARCH, 0, 0), "ambient capability")
 
 
-def end_like(status: int) -> None:
-    """Exit as a child did; a signal n becomes 128 + n."""
-    os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
+def filter_calls(program: bytes) -> None:
+    """Install a seccomp filter for this process and its children."""
+
+    class Program(ctypes.Structure):
+        _fields_ = [("length", ctypes.c_ushort), ("steps", ctypes.c_char_p)]
+
+    if program:
+        whole = Program(len(program) // 8, program)
+        check(libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(whole), 0, 0), "seccomp")
 
 
-def fork_and_follow() -> None:
-    """Go on in a child that dies with us; the parent waits and ends as the child did."""
+def follow(child: int, until: float, folder: str) -> NoReturn:
+    """Wait for ``child`` no longer than ``until``, or until our parent ends; clean up, exit as the child did."""
+    ended = None
+    while ended is None:
+        signaled = signal.sigtimedwait(AWAITED, max(0.0, until - time.monotonic()))
+        if signaled is None or signaled.si_signo == signal.SIGTERM:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            break
+        while ended is None:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            ended = status if pid == child else None
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
+    code = TIMED_OUT if ended is None else os.waitstatus_to_exitcode(ended)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def fork_and_follow(until: float, folder: str = "") -> int:
+    """Go on in a child; the parent follows it. Returns the parent's process as the child sees it."""
+    ours = os.getpid()
     child = os.fork()
     if child:
-        end_like(os.waitpid(child, 0)[1])
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        follow(child, until, folder)
+    return ours
+
+
+def enter(settings: dict[str, Any], user: int, parent: int, paths: list[str], landlock: str = "") -> None:
+    """The last steps before an exec: no root, no way up, limits."""
+    drop_root(user, [above for path in paths for above in _and_above(path)])
+    die_with(parent)  # a change of user forgets it
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if landlock:
+        restrict(landlock, paths)
+    set_limits(settings)
+    filter_calls(bytes.fromhex(settings["filter"]))
+
+
+def start(settings: dict[str, Any], python: str, user: int, parent: int) -> None:
+    """Become the tests' process, with the answer's as its child; two pipes join them."""
+    folder = settings["folder"]
+    paths = readable(python) if folder else []
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    (calls, to_answer), (from_answer, answers) = os.pipe(), os.pipe()
+    ours = os.getpid()
+    answer = os.fork()
+    run = [python, "-I", "-S", "-B", "-c"]
+    if answer == 0:
+        os.dup2(calls, 0)
+        os.dup2(answers, 1)
+        enter(settings, user, ours, paths, folder)
+        os.execve(python, [*run, settings["driver"], folder, json.dumps(paths)], {"LC_ALL": "C.UTF-8"})
+    os.close(calls)
+    os.close(answers)
+    enter(settings, user, parent, paths)
+    for descriptor in (from_answer, to_answer):
+        os.set_inheritable(descriptor, True)
+    numbers = [str(number) for number in (from_answer, to_answer, answer)]
+    os.execve(python, [*run, settings["tester"], *numbers], {"LC_ALL": "C.UTF-8"})
+
+
+def _and_above(path: str) -> list[str]:
+    """A path and all folders above it."""
+    path = os.path.realpath(path)
+    return [path] if path == "/" else [path, *_and_above(os.path.dirname(path))]
 
 
 def main() -> None:
-    """Isolate, limit, and exec the driver."""
-    settings = json.loads(sys.argv[1])
-    python = os.path.realpath(sys.executable)
-    watched = settings["folder"]
-    if settings["isolation"] == "namespaces":
-        try:
+    """Isolate, limit, start."""
+    settings, python = json.loads(sys.argv[1]), os.path.realpath(sys.executable)
+    until = time.monotonic() + settings["wall_s"]
+    user = os.getuid() or 61184 + os.getpid() % 4096
+    signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
+    die_with(settings["parent"], signal.SIGTERM)
+    try:
+        if settings["isolation"] == "namespaces":
             unshare()
-            fork_and_follow()  # to be process 1 of the new namespace
-            build_root(settings["folder"], python, settings["file_bytes"])
-        except OSError as error:
-            os.write(1, str(error).encode())
-            os._exit(NO_NAMESPACES)
-        fork_and_follow()  # process 1 ignores some signals, the program must not
-        drop_root()
-        watched = ""
-    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    set_limits(settings)
-    os.execve(python, [python, "-I", "-S", "-B", "-c", settings["driver"], watched], {"LC_ALL": "C.UTF-8"})
+            fork_and_follow(until + 1)  # to be process 1 of the new namespace
+            die_with(0)
+            build_root(python, settings["file_bytes"], user)
+        elif os.getuid() == 0:
+            os.chown(settings["folder"], user, user)
+        start(settings, python, user, fork_and_follow(until, settings["folder"]))
+    except Exception as error:
+        os.write(1, str(error).encode())
+        os._exit(1)
 
 
 main()

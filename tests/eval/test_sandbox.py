@@ -11,6 +11,7 @@ from typing import Literal
 
 import pytest
 
+from eval import sandbox
 from eval.sandbox import MAX_PROGRAM_BYTES, Limits, Outcome, run_program
 
 Isolation = Literal["namespaces", "audit hook"]
@@ -155,16 +156,13 @@ def test_too_long_a_program_is_refused() -> None:
     assert outcome.status == "refused" and str(MAX_PROGRAM_BYTES) in outcome.reason
 
 
-def test_without_namespaces_the_hook_takes_over_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    import eval.sandbox as sandbox
-
-    attempt = sandbox._attempt
-
-    def refusing(program: str, limits: Limits, isolation: Isolation) -> Outcome:
-        if isolation == "namespaces":
-            return Outcome("refused", "no namespaces here", "none", 0.0)
-        return attempt(program, limits, isolation)
-
-    monkeypatch.setattr(sandbox, "_attempt", refusing)
-    assert run_program("pass").isolation == "audit hook"
-    assert run_program("pass", isolation="namespaces").status == "refused"
+def test_without_namespaces_nothing_is_run_unless_the_hook_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = sandbox._source
+    monkeypatch.setattr(
+        sandbox,
+        "_source",
+        lambda name: source(name).replace("            unshare()\n", "            raise OSError('x')\n"),
+    )
+    outcome = run_program("pass")
+    assert (outcome.status, outcome.reason, outcome.isolation) == ("refused", "no namespaces here: x", "none")
+    assert run_program("pass", isolation="audit hook").isolation == "audit hook"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from eval.sandbox import Outcome, run_program
 from eval.tasks import TASKS, make_task
 from eval.tasks.humaneval import HumanEval, complete
 from kvcomm.errors import InvalidInput
@@ -14,6 +15,8 @@ WANT = "def half(x):"
 
 @pytest.fixture(scope="module")
 def task() -> HumanEval:
+    if run_program("").status == "refused":
+        pytest.skip("this kernel or container allows no namespaces")
     return HumanEval(execute=True)
 
 
@@ -36,8 +39,35 @@ def test_wrong_answers_fail(task: HumanEval) -> None:
         assert task.score(problem, answer) == 0.0, answer
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "    return type('Any', (), {'__eq__': lambda *_: True, '__lt__': lambda *_: True})()\n",
+        "    return type('Any', (list,), {'__eq__': lambda *_: True})()\n",
+        "    import sys\n    frame = sys._getframe()\n    while frame:\n        frame.f_globals['check'] = print\n"
+        "        frame = frame.f_back\n",
+        '    import os\n    for n in range(64):\n        try: os.write(n, b\'ready\\n{"status": "passed"}\')\n'
+        "        except OSError: pass\n    os._exit(0)\n",
+        "    import os\n    os._exit(71)\n",
+        "    import builtins\n    builtins.AssertionError = int\n    builtins.abs = lambda x: 0\n",
+    ],
+)
+def test_answers_that_cheat_fail(answer: str, task: HumanEval) -> None:
+    assert all(task.score(problem, answer) == 0.0 for problem in task.problems()[:6])
+
+
+def test_without_a_sandbox_executing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = Outcome("refused", "no namespaces here", "none", 0.0)
+    monkeypatch.setattr("eval.tasks.humaneval.run_program", lambda *_, **__: refused)
+    with pytest.raises(InvalidInput, match="no namespaces here.*KVCOMM_SANDBOX"):
+        HumanEval(execute=True)
+    monkeypatch.setenv("KVCOMM_SANDBOX", "none")
+    with pytest.raises(InvalidInput, match="KVCOMM_SANDBOX is 'none'"):
+        HumanEval(execute=True)
+
+
 def test_nothing_runs_unless_asked_for(task: HumanEval, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eval.tasks.humaneval.run_program", lambda *_: pytest.fail("it ran"))
+    monkeypatch.setattr("eval.tasks.humaneval.run_program", lambda *_, **__: pytest.fail("it ran"))
     quiet = make_task("humaneval")
     assert quiet.score(quiet.problems()[0], "    return 1") is None
 

@@ -1,0 +1,227 @@
+"""The sandbox against programs that were written to get out of it, and against its evaluator's sudden end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from eval.sandbox import Check, Limits, Outcome, Way, run_program
+from eval.sandbox_seccomp import filter_program
+
+LIMITS = Limits(wall_s=20.0, cpu_s=10)
+CALL = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+def call(*args):
+    result = libc.syscall(*args)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), 'refused')
+"""
+
+
+@pytest.fixture(params=["namespaces", "audit hook"])
+def isolation(request: pytest.FixtureRequest) -> Way:
+    way: Way = request.param
+    if run_program("", LIMITS, way).status == "refused":
+        pytest.skip("this kernel or container allows no namespaces")
+    return way
+
+
+@pytest.fixture
+def namespaces() -> Way:
+    if run_program("", LIMITS).status == "refused":
+        pytest.skip("this kernel or container allows no namespaces")
+    return "namespaces"
+
+
+def run(program: str, isolation: Way, tests: Check | None = None) -> Outcome:
+    outcome = run_program(program, LIMITS, isolation, tests)
+    assert outcome.isolation == isolation
+    return outcome
+
+
+@pytest.mark.parametrize("status", [1, 71, 124])
+def test_no_exit_status_changes_the_isolation(status: int, isolation: Way) -> None:
+    outcome = run(f"import os; os._exit({status})", isolation)
+    assert outcome.status == "failed" and f"exit status {status}" in outcome.reason
+
+
+def test_a_program_is_never_root(isolation: Way) -> None:
+    assert run("import os; assert 0 not in (*os.getresuid(), *os.getresgid(), *os.getgroups())", isolation).reason == ""
+
+
+@pytest.mark.skipif(filter_program(True) is None, reason="no filter for this architecture")
+@pytest.mark.parametrize(
+    "args",
+    [
+        "{'x86_64': 29, 'aarch64': 194}[m], 0, 2**30, 0o1600",  # shmget
+        "{'x86_64': 319, 'aarch64': 279}[m], b'x', 0",  # memfd_create
+        "{'x86_64': 41, 'aarch64': 198}[m], 40, 1, 0",  # socket, AF_VSOCK
+        "{'x86_64': 41, 'aarch64': 198}[m], 16, 3, 0",  # AF_NETLINK
+        "{'x86_64': 101, 'aarch64': 117}[m], 0, 0, 0, 0",  # ptrace
+        "{'x86_64': 272, 'aarch64': 97}[m], 0x10000000",  # unshare
+        "{'x86_64': 56, 'aarch64': 220}[m], 0x10000011, 0, 0, 0, 0",  # clone into a user namespace
+        "{'x86_64': 157, 'aarch64': 167}[m], 1, 0, 0, 0, 0",  # prctl that forgets the parent
+        "{'x86_64': 250, 'aarch64': 219}[m], 0, -3, 1",  # keyctl
+        "425, 8, b'0' * 120",  # io_uring_setup
+        "434, 1, 0",  # pidfd_open
+    ],
+)
+def test_calls_that_limits_do_not_cover_are_refused(args: str, namespaces: Way) -> None:
+    program = f"import platform\nm = platform.machine()\n{CALL}\ncall({args})"
+    outcome = run(program, namespaces)
+    assert outcome.status == "failed" and "[Errno 1]" in outcome.reason, outcome
+
+
+@pytest.mark.skipif(not os.access("/proc/sys/kernel/shmmni", os.W_OK) or os.getuid() != 0, reason="sysctls are fixed")
+def test_shared_memory_is_refused_without_a_filter_too(namespaces: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Path("/proc/sys/kernel/shmmni").read_text()
+    monkeypatch.setattr("eval.sandbox.filter_program", lambda namespaces: None)
+    program = f"import ctypes\n{CALL}\nif libc.shmget(0, 4096, 0o1600) < 0: raise OSError(ctypes.get_errno(), '')"
+    assert "OSError: [Errno" in run(program, namespaces).reason
+    assert Path("/proc/sys/kernel/shmmni").read_text() == before
+
+
+def test_the_filter_knows_two_architectures() -> None:
+    for machine in ("x86_64", "aarch64"):
+        kernel, alone = filter_program(True, machine), filter_program(False, machine)
+        assert kernel and alone and len(kernel) < len(alone) and len(alone) % 8 == 0
+    assert filter_program(True, "riscv64") is None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "class All:\n    def __eq__(self, other): return True\ndef f(x): return All()",
+        "class All(list):\n    def __eq__(self, other): return True\ndef f(x): return All()",
+        "import sys\ndef f(x):\n    frame = sys._getframe()\n    while frame:\n        for scope in (frame.f_locals, "
+        "frame.f_globals):\n            assert 'token' not in scope and 'tests' not in (scope.get('job') or ())\n"
+        "        frame = frame.f_back",
+        "import gc, os\ndef f(x):\n    os.kill(os.getppid(), 9)",
+        'import os\ndef f(x):\n    for n in range(64):\n        try: os.write(n, b\'ready\\n{"status": "passed"}\')\n'
+        "        except OSError: pass\n    return x",
+        "def f(x): return (i for i in [x])",
+        "f = 1",
+        "def g(x): return [x]",
+        "def f(x):\n    v = []\n    v.append(v)\n    return v",
+    ],
+)
+def test_wrong_answers_do_not_pass_by_force(answer: str, isolation: Way) -> None:
+    outcome = run(answer, isolation, Check("def check(f):\n    assert f(1) == [1]", "f"))
+    assert outcome.status == "failed", outcome
+
+
+def test_values_keep_their_exact_types(isolation: Way) -> None:
+    values = (
+        "None, True, 1, -2**70, 1.5, float('inf'), 2j, 'ü\\ud800', b'x', bytearray(b'y'), [1, (2,)], {(1, 2): {3}}, "
+        "frozenset({4})"
+    )
+    source = (
+        f"def check(f):\n    for v in [{values}]:\n        w = f(v)\n        assert type(w) is type(v) and w == v, v\n"
+        "    assert f(x=[3]) == [3]"
+    )
+    assert run("def f(x): return x", isolation, Check(source, "f")).reason == ""
+    plain = "from collections import Counter\ndef f(x): return Counter(x)"
+    assert run(plain, isolation, Check("def check(f):\n    assert type(f('aab')) is dict", "f")).reason == ""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import os; os.mkfifo({path!r})",
+        "import os; os.mknod({path!r})",
+        "import sqlite3; sqlite3.connect({path!r})",
+        "import readline; readline.write_history_file({path!r})",
+        "import os; os.fchmod(os.open({victim!r}, os.O_RDONLY), 0o777)",
+        "f = open({victim!r}); import os; os.fchmod(f.fileno(), 0o777)",
+        "import signal, os; signal.pidfd_send_signal(os.pidfd_open({pid}), 0)",
+        "open('/proc/{pid}/environ', 'rb').read()",
+        "open('/proc/{pid}/mem', 'rb')",
+        "import os; open('/proc/%d/environ' % os.getppid(), 'rb').read()",
+        "open('../../../../../../proc/{pid}/environ', 'rb')",
+        "import os; os.listdir('/proc/{pid}')",
+        "import os; os.symlink('/proc', 'p'); open('p/{pid}/environ', 'rb')",
+        "import os; os.open(os.path.dirname({victim!r}), os.O_RDONLY | os.O_DIRECTORY)",
+        "open({victim!r}, 'rb')",
+        "import os.path, sys\nfor m in (os.path, sys.modules['posixpath']): m.realpath = lambda p, **k: os.getcwd()\n"
+        "import os; os.fsdecode = lambda p: os.getcwd(); open({path!r}, 'w')",
+        "import sys\ntry: open({path!r}, 'w')\nexcept OSError as error:\n    frame = error.__traceback__\n"
+        "    while frame:\n        for name in list(frame.tb_frame.f_globals):\n"
+        "            if name.startswith('_') and name[1:].isupper(): frame.tb_frame.f_globals[name] = ()\n"
+        "        frame = frame.tb_next\nimport builtins; builtins.isinstance = lambda *a: False; open({path!r}, 'w')",
+    ],
+)
+def test_files_and_processes_outside_are_out_of_reach(program: str, isolation: Way, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("x")
+    tmp_path.chmod(0o777)
+    outcome = run(program.format(path=str(tmp_path / "new"), victim=str(victim), pid=os.getpid()), isolation)
+    assert outcome.status == "failed", outcome
+    assert list(tmp_path.iterdir()) == [victim] and victim.stat().st_mode & 0o777 != 0o777
+
+
+def sandboxed(pid: int) -> set[int]:
+    """Processes below ``pid``."""
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    below: set[int] = {pid}
+    while more := {child for child, parent in parents.items() if parent in below} - below:
+        below |= more
+    return below - {pid}
+
+
+def start_sleeper(isolation: Way, wall_s: float) -> tuple[subprocess.Popen[bytes], set[int]]:
+    """An evaluator whose program sleeps, and the processes below it."""
+    code = (
+        "from eval.sandbox import Limits, run_program\n"
+        f"run_program('import time; time.sleep(60)', Limits(wall_s={wall_s}), {isolation!r})"
+    )
+    root = Path(__file__).parents[2]
+    evaluator = subprocess.Popen([sys.executable, "-c", code], cwd=root, env={**os.environ, "PYTHONPATH": str(root)})
+    wanted, deadline = 4 if isolation == "namespaces" else 3, time.monotonic() + 15
+    while len(below := sandboxed(evaluator.pid)) < wanted and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(below) == wanted
+    time.sleep(0.3)
+    return evaluator, below
+
+
+def gone(processes: set[int], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while any(Path(f"/proc/{pid}").exists() for pid in processes) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(Path(f"/proc/{pid}").exists() for pid in processes)
+
+
+def test_all_ends_with_an_evaluator_that_is_killed(isolation: Way) -> None:
+    before = set(Path(tempfile.gettempdir()).glob("kvcomm-sandbox-*"))
+    evaluator, below = start_sleeper(isolation, wall_s=30)
+    evaluator.kill()
+    evaluator.wait()
+    assert gone(below, 5)
+    assert set(Path(tempfile.gettempdir()).glob("kvcomm-sandbox-*")) <= before
+
+
+def test_the_wall_limit_holds_without_an_evaluator_that_looks(isolation: Way) -> None:
+    evaluator, below = start_sleeper(isolation, wall_s=3)
+    try:
+        evaluator.send_signal(signal.SIGSTOP)
+        launcher = min(below)
+        deadline = time.monotonic() + 10
+        while sandboxed(evaluator.pid) != {launcher} and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not sandboxed(launcher)  # the launcher itself is a zombie until the evaluator looks
+    finally:
+        evaluator.kill()
+        evaluator.wait()
