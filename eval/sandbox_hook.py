@@ -16,8 +16,8 @@ _REFUSED = (
 )  # fmt: skip
 _MODULES = frozenset({
     "_ctypes", "ctypes", "_posixsubprocess", "_multiprocessing", "_posixshmem", "mmap", "_testcapi",
-    "_testinternalcapi", "_xxsubinterpreters", "_interpreters", "_sqlite3", "sqlite3", "readline", "_curses", "_dbm", "_gdbm",
-    "fcntl",
+    "_testinternalcapi", "_xxsubinterpreters", "_interpreters", "_sqlite3", "sqlite3", "readline",
+    "_curses", "_dbm", "_gdbm", "fcntl",
 })  # fmt: skip
 _CHANGES = frozenset({
     "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.chmod", "os.chown", "os.truncate", "os.utime", "os.setxattr",

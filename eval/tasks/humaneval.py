@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import cast
 
 from eval.fetch import WheelFile, wheel_file
-from eval.sandbox import Outcome, Check, Way, run_program
+from eval.sandbox import Check, Outcome, Way, run_program
 from eval.tasks.base import Problem
 from kvcomm.errors import InvalidInput
 

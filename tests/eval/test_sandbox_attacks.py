@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from eval import sandbox
 from eval.sandbox import Check, Limits, Outcome, Way, run_program
+from eval.sandbox_landlock import version as landlock_version
 from eval.sandbox_seccomp import filter_program
 
 LIMITS = Limits(wall_s=20.0, cpu_s=10)
@@ -165,6 +167,32 @@ def test_files_and_processes_outside_are_out_of_reach(program: str, isolation: W
     outcome = run(program.format(path=str(tmp_path / "new"), victim=str(victim), pid=os.getpid()), isolation)
     assert outcome.status == "failed", outcome
     assert list(tmp_path.iterdir()) == [victim] and victim.stat().st_mode & 0o777 != 0o777
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "open({path!r}, 'w')",
+        "open({victim!r})",
+        "import os; os.remove({victim!r})",
+        "open('/proc/{pid}/environ', 'rb')",
+        "import os; os.kill({pid}, 0)",
+        "import os; os.fork()",
+        "import socket; socket.socket()",
+    ],
+)
+def test_the_kernel_holds_a_program_that_got_past_the_hook(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not landlock_version():
+        pytest.skip("no Landlock")
+    source = sandbox._source
+    monkeypatch.setattr(sandbox, "_source", lambda name: source(name).replace("  install_hook(sys", "  print(sys"))
+    assert run("import os; os.lstat('/'); import sqlite3", "audit hook").reason == ""
+    victim = tmp_path / "victim"
+    victim.touch()
+    outcome = run(program.format(path=str(tmp_path / "new"), victim=str(victim), pid=os.getpid()), "audit hook")
+    assert "PermissionError: [Errno" in outcome.reason, outcome
 
 
 def sandboxed(pid: int) -> set[int]:

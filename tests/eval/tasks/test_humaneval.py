@@ -33,6 +33,13 @@ def test_references_pass_as_continuation_and_as_message(task: HumanEval) -> None
         assert task.score(problem, message) == 1.0, problem.id
 
 
+@pytest.mark.slow
+def test_all_references_pass_and_nothing_empty_does(task: HumanEval) -> None:
+    problems = task.problems()
+    assert [p.id for p in problems if task.score(p, p.reference) != 1.0] == []
+    assert [p.id for p in problems if task.score(p, "    pass\n") != 0.0] == []
+
+
 def test_wrong_answers_fail(task: HumanEval) -> None:
     problem = task.problems()[0]
     for answer in ("", "    return None\n", "    import sys\n    sys.exit(0)\n", "I do not know."):
