@@ -12,7 +12,7 @@ import typer
 
 from eval.jobs import JobsOption
 from eval.methods import ISOLATED, METHODS, Method
-from eval.output import command_line, write_json
+from eval.output import command_line, require_writable, write_json
 from eval.setting import Setting
 from eval.sweep import print_points, sweep
 from kvcomm.anchors.book import OffsetBook
@@ -77,6 +77,7 @@ def run(
     out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("results/ablations.json"),
 ) -> None:
     """Measure the method with one part changed at a time, all learning from the same observations."""
+    require_writable(out)
     result = sweep(
         Setting.load(model),
         tasks.split(","),

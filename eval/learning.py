@@ -11,7 +11,7 @@ from rich.progress import Progress
 from eval.cells import closeness
 from eval.measure import Row
 from eval.methods import METHODS, Method
-from eval.output import command_line, write_json
+from eval.output import command_line, require_writable, write_figure, write_json
 from eval.progress import stderr_console
 from eval.setting import Setting
 from eval.tasks import make_task
@@ -59,6 +59,7 @@ def learning(
     All agents are new: at 0 nothing at all was learned. Warmed agents saw prefills of their templates with texts of the
     task in the slots, nothing generated.
     """
+    require_writable(out)
     setting = Setting.load(model)
     problems = make_task(task).problems()
 
@@ -139,5 +140,4 @@ def draw(result: dict[str, Any], path: Path) -> None:
         )
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
+    write_figure(path, figure)

@@ -11,7 +11,7 @@ from eval.equal import table
 from eval.jobs import JobsOption
 from eval.methods import EXPECTED, ISOLATED, METHODS, Method
 from eval.oracle import TrueDeviation
-from eval.output import command_line, write_json
+from eval.output import command_line, require_writable, write_json
 from eval.pareto_plot import draw
 from eval.setting import Setting
 from eval.sweep import print_points, sweep
@@ -75,6 +75,7 @@ def pareto(
     """Measure every method at every share on the same prompts, the pool frozen, fill and measured texts disjoint."""
     wanted = tuple(filter(None, only.split(",")))
     chosen = {n: m for n, m in points().items() if n in ("dense", "exact") or not wanted or n.startswith(wanted)}
+    require_writable(out)
     result = sweep(
         Setting.load(model),
         tasks.split(","),

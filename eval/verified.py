@@ -14,7 +14,7 @@ from rich.progress import Progress
 from eval.finished import Finished
 from eval.measure import GREEDY, Conversation, Row
 from eval.methods import METHODS
-from eval.output import command_line, write_json
+from eval.output import command_line, require_writable, write_json
 from eval.progress import stderr_console
 from eval.setting import Setting
 from eval.sweep import rounded
@@ -48,6 +48,7 @@ def verified(
 
     Parts that are done are kept beside ``out`` until the whole is; a run that was cut off goes on behind them.
     """
+    require_writable(out)
     setting = Setting.load(model)
     asked = {
         "tasks": tasks,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.output import markdown_table
+from eval.output import markdown_table, write_text
 from eval.suite.drawing import drawing
 from eval.suite.losses import Losses, losses
 from eval.suite.page import dots, speed_and_distance
@@ -35,12 +35,11 @@ def write_doc(result: Mapping[str, Any], source: Path, doc: Path) -> list[Path]:
     Raises:
         InvalidInput: the file of such a study cannot be shown.
     """
-    doc.parent.mkdir(parents=True, exist_ok=True)
     folder = os.path.relpath(source.parent, doc.parent)
     text, plots = document(result, f"{folder}/{source.name}", doc.stem, tuple(found_beside(source.parent)))
-    doc.write_text(text, encoding="utf-8")
+    write_text(doc, text)
     for name, plot in plots.items():
-        (doc.parent / name).write_text(plot, encoding="utf-8")
+        write_text(doc.parent / name, plot)
     return [doc, *(doc.parent / name for name in plots)]
 
 
