@@ -21,15 +21,19 @@ def read_file(path: Path, wanted: str, limit: int = MAX_FILE_BYTES) -> bytes:
         InvalidInput: it cannot be read, is no regular file, or has more than ``limit`` bytes.
     """
     try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            about = os.fstat(handle)
+            if not stat.S_ISREG(about.st_mode):
                 raise InvalidInput(f"{path} cannot be read (it is no regular file); give {wanted}")
-            size = os.fstat(file.fileno()).st_size
-            found = file.read(limit + 1)
+            with open(handle, "rb", closefd=False) as file:
+                found = file.read(limit + 1)
+        finally:
+            os.close(handle)
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read ({error.strerror}); give {wanted}") from None
     if len(found) > limit:
-        raise InvalidInput(f"{path} has {max(size, len(found))} bytes, the limit is {limit}; split it")
+        raise InvalidInput(f"{path} has {max(about.st_size, len(found))} bytes, the limit is {limit}; split it")
     return found
 
 
