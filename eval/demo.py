@@ -43,9 +43,9 @@ def demo(
     """Measure dense, exact and reused first tokens of five agents that hear each other."""
     started = time.perf_counter()
     require_writable(out)
+    trial = Trial("full", AGENTS, prompts, fill_prompts, prompt_tokens, answer_tokens, repeats, seed, "prefill")
     setting = Setting.load(model)
     chosen = methods(["dense", "exact", "kvcomm"])
-    trial = Trial("full", AGENTS, prompts, fill_prompts, prompt_tokens, answer_tokens, repeats, seed, "prefill")
     bench = trial.prepare(setting, make_task("humaneval").problems(), chosen)
     names = [node.name for node in bench.workload.nodes]
     rows: list[Row] = []

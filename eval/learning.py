@@ -60,20 +60,21 @@ def learning(
     task in the slots, nothing generated.
     """
     require_writable(out)
+
+    def trial(fill: int, by: str) -> Trial:
+        return Trial(topology, 5, prompts, fill, prompt_tokens, answer_tokens, 1, seed, by)
+
+    warm, learned = trial(warm_calls, "prefill"), trial(calls, "generate")
     setting = Setting.load(model)
     problems = make_task(task).problems()
 
-    def bench(fill: int, by: str) -> Bench:
-        trial = Trial(topology, 5, prompts, fill, prompt_tokens, answer_tokens, 1, seed, by)
-        return trial.prepare(setting, problems, methods())
-
     curve: list[dict[str, Any]] = []
     with Progress(console=stderr_console()) as progress:
-        warmed = bench(warm_calls, "prefill")
+        warmed = warm.prepare(setting, problems, methods())
         curve.append(
             {"calls": WARMED, "prefills": warm_calls, "methods": _measure(warmed, warmed.run_hearers(progress, WARMED))}
         )
-        real = bench(calls, "generate")
+        real = learned.prepare(setting, problems, methods())
         steps = real.learn()
         checkpoints = [n for n in CALLS if n <= calls]
         bar = progress.add_task("calls", total=calls)

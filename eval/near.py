@@ -55,8 +55,8 @@ def near(
 ) -> None:
     """Answer with documents of which an earlier version is held, and compare with a full prefill."""
     require_writable(out)
-    setting = Setting.load(model)
     trial = Trial("full", 5, prompts, fill_prompts, prompt_tokens, answer_tokens, 1, seed, "generate")
+    setting = Setting.load(model)
     bench = trial.prepare(setting, make_task(task).problems(), {"dense": METHODS["dense"]})
     rows: list[Row] = []
     draw = random.Random(seed)

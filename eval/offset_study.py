@@ -175,8 +175,8 @@ def offsets(
 ) -> None:
     """Learn from some problems and predict the offsets of others, in every way, in six layers of the model."""
     require_writable(out)
-    setting = Setting.load(model)
     trial = Trial(topology, 5, 1, problems + held_out, prompt_tokens, answer_tokens, 1, seed, "generate")
+    setting = Setting.load(model)
     bench = trial.prepare(setting, make_task(task).problems(), {"dense": METHODS["dense"]})
     recorder = Recorder(bench.engine.pool.fingerprint)
     bench.engine.book = recorder

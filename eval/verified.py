@@ -49,6 +49,7 @@ def verified(
     Parts that are done are kept beside ``out`` until the whole is; a run that was cut off goes on behind them.
     """
     require_writable(out)
+    trial = Trial("chain", 2, prompts, fill_prompts, prompt_tokens, MESSAGE_TOKENS, 1, seed, "prefill")
     setting = Setting.load(model)
     asked = {
         "tasks": tasks,
@@ -66,7 +67,6 @@ def verified(
     with Progress(console=stderr_console()) as progress:
         step = progress.add_task("verifying", total=prompts * len(tasks.split(",")))
         for task in tasks.split(","):
-            trial = Trial("chain", 2, prompts, fill_prompts, prompt_tokens, MESSAGE_TOKENS, 1, seed, "prefill")
             bench = trial.prepare(setting, make_task(task).problems(), {"dense": METHODS["dense"]})
             learned = False
             for n, case in enumerate(bench.workload.measured):
