@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from eval.markdown_text import code, plain
 from eval.output import markdown_table, write_text
 from eval.suite.drawing import drawing
 from eval.suite.losses import Losses, losses
@@ -52,7 +53,7 @@ def document(
     def shown(about: str, *parts: str) -> str:
         name = f"{stem}-{re.sub('[^a-z0-9]+', '-', about.lower())}.svg"
         plots[name] = drawing(parts)
-        return f"![{about}]({name})"
+        return f"![{plain(about)}]({name})"
 
     together = [cell for cell in result["cells"] if cell["topology"] == "full"]
     tasks = [cell for cell in result["cells"] if cell["topology"] in BY_TASK]
@@ -68,13 +69,13 @@ def document(
         parts.append("## By task")
     for cell in tasks:
         plot = shown(cell["name"], *speed_and_distance(cell["methods"], [cell], cell["name"]))
-        parts += [f"### {cell['name']}", sizes(cell), plot, _methods(cell["methods"])]
+        parts += [f"### {plain(cell['name'])}", sizes(cell), plot, _methods(cell["methods"])]
     if patterns:
         parts += ["## By topology", shown("topologies", *_topologies(patterns))]
     for cell in patterns:
-        parts += [f"### {cell['name']}", sizes(cell), _methods(cell["methods"])]
+        parts += [f"### {plain(cell['name'])}", sizes(cell), _methods(cell["methods"])]
     for study in studies:
-        named = f"`{study.result['command']}`, {study.result['machine']}, {threads_of(study.result)}."
+        named = f"{code(study.result['command'])}, {plain(study.result['machine'])}, {threads_of(study.result)}."
         parts += [f"## {study.heading}", study.about, named, shown(study.name, *study.plots), study.table]
     parts += [_losing(losses(result["cells"])), _about(result["cells"])]
     return "\n\n".join(parts) + "\n", plots
@@ -83,7 +84,7 @@ def document(
 def _repeat(result: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
     pairs = [
-        ["command", f"`{result['command']}`"],
+        ["command", code(result["command"])],
         ["date", result.get("date", "not recorded")],
         ["machine", f"{result['machine']}; {threads_of(result)}"],
         ["model", f"{result['model']}, weights {result['model_digest'][:16]}…"],

@@ -5,19 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from eval.markdown_text import code, plain
+from eval.output import markdown_table
 from eval.suite.words import BRIEF, columns_of, facts_of, figure
 
 
 def markdown(result: Mapping[str, Any]) -> str:
     """A results file as Markdown; each figure with its 95 % interval and the number of prompts."""
-    lines = [f"## kvcomm, preset {result['preset']}", ""]
+    lines = [f"## kvcomm, preset {plain(result['preset'])}", ""]
     if result["pooled"]:
         lines += ["All fully connected cells together.", "", *_table(result["pooled"]), ""]
     for cell in result["cells"]:
-        lines += ["<details>", f"<summary>{cell['name']}</summary>", "", *_table(cell["methods"]), "", "</details>", ""]
-    lines += [f"- {failure['cell']} failed: {failure['error']}" for failure in result["failed"]]
-    lines += [f"- {name}: {value}" for name, value in facts_of(result)]
-    return "\n".join([*lines, "", f"`{result['command']}`", ""])
+        lines += [
+            "<details>",
+            f"<summary>{plain(cell['name'])}</summary>",
+            "",
+            *_table(cell["methods"]),
+            "",
+            "</details>",
+            "",
+        ]
+    lines += [plain(f"- {failure['cell']} failed: {failure['error']}") for failure in result["failed"]]
+    lines += [plain(f"- {name}: {value}") for name, value in facts_of(result)]
+    return "\n".join([*lines, "", code(result["command"]), ""])
 
 
 def _table(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -27,4 +37,4 @@ def _table(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
         [name, *(figure(found[c.key], c.show) if c.key in found else "" for c in columns)]
         for name, found in methods.items()
     ]
-    return ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
+    return [markdown_table(head, rows)]
