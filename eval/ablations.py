@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 
 from eval.jobs import JobsOption
 from eval.methods import ISOLATED, METHODS, Method
-from eval.output import command_line, write_json
+from eval.output import command_line, require_writable, write_json
 from eval.setting import Setting
 from eval.sweep import print_points, sweep
+from eval.trial import Trial
 from kvcomm.anchors.book import OffsetBook
 from kvcomm.anchors.offset import LinearOffset, MeanOffset, OffsetEstimator
 from kvcomm.anchors.softmax import SoftmaxBook
@@ -77,21 +78,21 @@ def run(
     out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("results/ablations.json"),
 ) -> None:
     """Measure the method with one part changed at a time, all learning from the same observations."""
+    require_writable(out)
+    trial: dict[str, Any] = {
+        "agents": 5, "prompts": prompts, "fill_prompts": fill_prompts, "prompt_tokens": prompt_tokens,
+        "answer_tokens": answer_tokens, "repeats": 1, "seed": seed, "fill_by": "generate",
+    }  # fmt: skip
+    for topology in topologies.split(","):
+        Trial(topology, **trial)  # refused before the model is loaded
     result = sweep(
         Setting.load(model),
         tasks.split(","),
         topologies.split(","),
         ablations(),
         out,
-        agents=5,
-        prompts=prompts,
-        fill_prompts=fill_prompts,
-        prompt_tokens=prompt_tokens,
-        answer_tokens=answer_tokens,
-        repeats=1,
-        seed=seed,
-        fill_by="generate",
         jobs=jobs,
+        **trial,
     )
     write_json(out, {"command": command_line("ablations")} | result)
     print_points(result)

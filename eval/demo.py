@@ -15,7 +15,7 @@ from eval.console import LiveTable
 from eval.demo_result import AgentRow, DemoResult, Tokens
 from eval.measure import GREEDY, Conversation, Row
 from eval.methods import methods
-from eval.output import command_line
+from eval.output import command_line, require_writable
 from eval.report import write_page
 from eval.setting import Setting
 from eval.tasks import make_task
@@ -44,9 +44,10 @@ def demo(
 ) -> None:
     """Measure dense, exact and reused first tokens of five agents that hear each other."""
     started = time.perf_counter()
+    require_writable(out)
+    trial = Trial("full", AGENTS, prompts, fill_prompts, prompt_tokens, answer_tokens, repeats, seed, "prefill")
     setting = Setting.load(model)
     chosen = methods(["dense", "exact", "kvcomm"])
-    trial = Trial("full", AGENTS, prompts, fill_prompts, prompt_tokens, answer_tokens, repeats, seed, "prefill")
     bench = trial.prepare(setting, make_task("humaneval").problems(), chosen)
     names = [node.name for node in bench.workload.nodes]
     rows: list[Row] = []

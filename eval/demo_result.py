@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from eval.output import write_json
 from kvcomm.errors import InvalidInput
 
 
@@ -95,8 +96,7 @@ class DemoResult:
 
     def write(self, path: Path) -> None:
         """Write the JSON file, its folder made if needed."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        write_json(path, asdict(self))
 
 
 _SHARES = {"first_token_agreement", "top1_agreement"}

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import track
 
-from eval.output import command_line, markdown_table, write_json
+from eval.output import command_line, markdown_table, require_writable, write_json
 from eval.progress import stderr_console
 from eval.setting import Setting
 from kvcomm import Segment, Slot, System
@@ -30,6 +30,7 @@ def gate(
     out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("results/gate.json"),
 ) -> None:
     """From which length on the cost gate reuses, and what is lost where it does not; trials are counted."""
+    require_writable(out)
     setting = Setting.load(model)
     chosen = [int(length) for length in lengths.split(",")]
     found = gate_rows(setting, chosen, repeats)

@@ -11,7 +11,7 @@ from rich.progress import Progress
 from eval.closeness import closeness
 from eval.measure import Row
 from eval.methods import METHODS, Method
-from eval.output import command_line, write_json
+from eval.output import command_line, require_writable, write_figure, write_json
 from eval.progress import stderr_console
 from eval.setting import Setting
 from eval.tasks import make_task
@@ -59,20 +59,22 @@ def learning(
     All agents are new: at 0 nothing at all was learned. Warmed agents saw prefills of their templates with texts of the
     task in the slots, nothing generated.
     """
+    require_writable(out)
+
+    def trial(fill: int, by: str) -> Trial:
+        return Trial(topology, 5, prompts, fill, prompt_tokens, answer_tokens, 1, seed, by)
+
+    warm, learned = trial(warm_calls, "prefill"), trial(calls, "generate")
     setting = Setting.load(model)
     problems = make_task(task).problems()
 
-    def bench(fill: int, by: str) -> Bench:
-        trial = Trial(topology, 5, prompts, fill, prompt_tokens, answer_tokens, 1, seed, by)
-        return trial.prepare(setting, problems, methods())
-
     curve: list[dict[str, Any]] = []
     with Progress(console=stderr_console()) as progress:
-        warmed = bench(warm_calls, "prefill")
+        warmed = warm.prepare(setting, problems, methods())
         curve.append(
             {"calls": WARMED, "prefills": warm_calls, "methods": _measure(warmed, warmed.run_hearers(progress, WARMED))}
         )
-        real = bench(calls, "generate")
+        real = learned.prepare(setting, problems, methods())
         steps = real.learn()
         checkpoints = [n for n in CALLS if n <= calls]
         bar = progress.add_task("calls", total=calls)
@@ -139,5 +141,4 @@ def draw(result: dict[str, Any], path: Path) -> None:
         )
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
+    write_figure(path, figure)

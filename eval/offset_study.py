@@ -17,7 +17,7 @@ import typer
 from rich.progress import Progress
 
 from eval.methods import METHODS
-from eval.output import command_line, write_json
+from eval.output import command_line, require_writable, write_json
 from eval.progress import stderr_console
 from eval.setting import Setting
 from eval.tasks import make_task
@@ -176,8 +176,9 @@ def offsets(
     out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("results/offsets.json"),
 ) -> None:
     """Learn from some problems and predict the offsets of others, in every way, in six layers of the model."""
-    setting = Setting.load(model)
+    require_writable(out)
     trial = Trial(topology, 5, 1, problems + held_out, prompt_tokens, answer_tokens, 1, seed, "generate")
+    setting = Setting.load(model)
     bench = trial.prepare(setting, make_task(task).problems(), {"dense": METHODS["dense"]})
     recorder = Recorder(bench.engine.pool.fingerprint)
     bench.engine.book = recorder

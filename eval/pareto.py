@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,10 +11,11 @@ from eval.equal import table
 from eval.jobs import JobsOption
 from eval.methods import EXPECTED, ISOLATED, METHODS, Method
 from eval.oracle import TrueDeviation
-from eval.output import command_line, write_json
+from eval.output import command_line, require_writable, write_json
 from eval.pareto_plot import draw
 from eval.setting import Setting
 from eval.sweep import print_points, sweep
+from eval.trial import Trial
 from kvcomm.reuse.policy import Reuse
 from kvcomm.reuse.select import Attended, Deviation, LeadingShare, PredictedError, Product, Selection
 
@@ -77,21 +78,21 @@ def pareto(
     """Measure every method at every share on the same prompts, the pool frozen, fill and measured texts disjoint."""
     wanted = tuple(filter(None, only.split(",")))
     chosen = {n: m for n, m in points().items() if n in ("dense", "exact") or not wanted or n.startswith(wanted)}
+    require_writable(out)
+    trial: dict[str, Any] = {
+        "agents": 5, "prompts": prompts, "fill_prompts": fill_prompts, "prompt_tokens": prompt_tokens,
+        "answer_tokens": answer_tokens, "repeats": 1, "seed": seed, "fill_by": "generate",
+    }  # fmt: skip
+    for topology in topologies.split(","):
+        Trial(topology, **trial)  # refused before the model is loaded
     result = sweep(
         Setting.load(model),
         tasks.split(","),
         topologies.split(","),
         chosen,
         out,
-        agents=5,
-        prompts=prompts,
-        fill_prompts=fill_prompts,
-        prompt_tokens=prompt_tokens,
-        answer_tokens=answer_tokens,
-        repeats=1,
-        seed=seed,
-        fill_by="generate",
         jobs=jobs,
+        **trial,
     )
     result["equal_recompute"] = {"all": table(result["points"])} | {t: table(p) for t, p in result["by_text"].items()}
     write_json(out, {"command": command_line("pareto")} | result)

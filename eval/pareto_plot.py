@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eval.output import write_figure
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -34,8 +36,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=8, ncols=4, loc="outside lower center")
     figure.suptitle(f"{result['model']}: closer is lower, cheaper is left; solid is ours, dashed is published")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
+    write_figure(path, figure)
 
 
 def _panel(axes: Axes, points: Sequence[Mapping[str, Any]], measure: str) -> None:

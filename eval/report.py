@@ -9,6 +9,7 @@ import typer
 
 from eval.demo_page import demo_page
 from eval.demo_result import read_demo
+from eval.output import write_text
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -20,7 +21,7 @@ def write_page(results: Path, page: Path | None = None) -> Path:
         InvalidInput: the results file cannot be read.
     """
     page = page or results.with_suffix(".html")
-    page.write_text(demo_page(read_demo(results)), encoding="utf-8")
+    write_text(page, demo_page(read_demo(results)))
     return page
 
 

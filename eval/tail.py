@@ -18,7 +18,7 @@ import typer
 from rich.progress import Progress
 
 from eval.chat_templates import CHATML_TOOLS
-from eval.output import command_line, markdown_table, write_json
+from eval.output import command_line, markdown_table, require_writable, write_json
 from eval.progress import stderr_console
 from eval.setting import Setting
 from eval.statistics import percentile
@@ -52,6 +52,7 @@ def tail(
     """Measure the tail of TTFT of two concurrent conversations: dense, exact and kvcomm."""
     if conversations < SESSIONS or turns < 1:
         raise InvalidInput(f"{conversations} conversations of {turns} turns; ask for at least {SESSIONS} of 1")
+    require_writable(out)
     setting = Setting.load(model)
     shared = passages(PASSAGE_WORDS, PASSAGES, seed)
     scripts = [script(shared, n, turns, seed) for n in range(conversations)]

@@ -18,7 +18,7 @@ from rich.progress import Progress
 
 from eval.chat_templates import CHATML_TOOLS
 from eval.chat_tools import CATALOGUE, Tool, changes
-from eval.output import command_line, markdown_table, write_json
+from eval.output import command_line, markdown_table, require_writable, write_json
 from eval.progress import stderr_console
 from eval.setting import Setting
 from eval.statistics import mean, ratio_of_medians
@@ -61,6 +61,7 @@ def tools_story(
     out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("results/tools-story.json"),
 ) -> None:
     """Measure hit rate and TTFT after each change of a catalogue of twelve tools."""
+    require_writable(out)
     setting = Setting.load(model)
     rows: list[dict[str, Any]] = []
     with Progress(console=stderr_console()) as progress:

@@ -20,6 +20,11 @@ from eval.workload import Workload, build
 from kvcomm import Engine
 from kvcomm.errors import InvalidInput, KVCommError
 
+_LEAST = {
+    "agents": 1, "rounds": 1, "prompts": 1, "fill_prompts": 0, "prompt_tokens": 1, "answer_tokens": 1, "repeats": 1,
+    "seed": 0,
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -36,7 +41,7 @@ class Trial:
         own_answers: whether each method also writes the last call's answer by itself, to be scored.
 
     Raises:
-        InvalidInput: an unknown topology or fill_by, or no repeats.
+        InvalidInput: an unknown topology or fill_by, or a number below what makes sense.
     """
 
     topology: str
@@ -52,11 +57,15 @@ class Trial:
     own_answers: bool = False
 
     def __post_init__(self) -> None:
-        if self.topology not in TOPOLOGIES or self.fill_by not in ("generate", "prefill") or self.repeats < 1:
+        if self.topology not in TOPOLOGIES or self.fill_by not in ("generate", "prefill"):
             raise InvalidInput(
-                f"topology {self.topology!r} must be one of {sorted(TOPOLOGIES)}, fill-by {self.fill_by!r} generate or "
-                f"prefill, and repeats {self.repeats} at least 1"
+                f"topology {self.topology!r} must be one of {sorted(TOPOLOGIES)}, and fill-by {self.fill_by!r} "
+                "generate or prefill"
             )
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value < least:
+                raise InvalidInput(f"{name.replace('_', '-')} is {value}; give at least {least}")
 
     def prepare(self, setting: Setting, problems: Sequence[Problem], methods: Mapping[str, Method]) -> Bench:
         """Cut the workload and make the engines; nothing is run yet."""

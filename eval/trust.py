@@ -14,8 +14,9 @@ from rich.progress import Progress
 from eval.finished import Finished
 from eval.measure import Conversation, dense_answer, open_case
 from eval.methods import METHODS
-from eval.output import command_line, write_json
+from eval.output import command_line, require_writable, write_json, write_text
 from eval.progress import stderr_console
+from eval.reading import read_file
 from eval.setting import Setting
 from eval.tasks import make_task
 from eval.trial import Trial
@@ -118,9 +119,13 @@ def trust(
 
     Parts that are done are kept beside the output until the whole is; a run that was cut off goes on behind them.
     """
+    hard_prompts = read_file(adversarial, "a JSONL file of prompts")
+    require_writable(out)
+    if calibration is not None:
+        require_writable(calibration)
     setting = Setting.load(model)
     seen = {"shape": dict(SHAPE), "fit_prompts": fit_prompts, "prompts": prompts, "max_kl": max_kl,
-            "adversarial": digest_fields(adversarial.read_bytes()), "policies": repr(bounded(max_kl))}  # fmt: skip
+            "adversarial": digest_fields(hard_prompts), "policies": repr(bounded(max_kl))}  # fmt: skip
     finished = Finished(out.with_suffix(".parts.jsonl"), {**seen, **setting.describe()})
     with Progress(console=stderr_console()) as progress:
 
@@ -160,5 +165,5 @@ def trust(
     points = [
         (row["predicted"], row["kl"]) for row in rows if row["method"].startswith(WATCHED) and row.get("predicted")
     ]
-    out.with_suffix(".svg").write_text(as_svg(points, max_kl), encoding="utf-8")
+    write_text(out.with_suffix(".svg"), as_svg(points, max_kl))
     print_figures(result["figures"])

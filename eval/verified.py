@@ -14,7 +14,7 @@ from rich.progress import Progress
 from eval.finished import Finished
 from eval.measure import GREEDY, Conversation, Row
 from eval.methods import METHODS
-from eval.output import command_line, write_json
+from eval.output import command_line, require_writable, write_json
 from eval.progress import stderr_console
 from eval.setting import Setting
 from eval.sweep import rounded
@@ -48,6 +48,8 @@ def verified(
 
     Parts that are done are kept beside ``out`` until the whole is; a run that was cut off goes on behind them.
     """
+    require_writable(out)
+    trial = Trial("chain", 2, prompts, fill_prompts, prompt_tokens, MESSAGE_TOKENS, 1, seed, "prefill")
     setting = Setting.load(model)
     asked = {
         "tasks": tasks,
@@ -65,7 +67,6 @@ def verified(
     with Progress(console=stderr_console()) as progress:
         step = progress.add_task("verifying", total=prompts * len(tasks.split(",")))
         for task in tasks.split(","):
-            trial = Trial("chain", 2, prompts, fill_prompts, prompt_tokens, MESSAGE_TOKENS, 1, seed, "prefill")
             bench = trial.prepare(setting, make_task(task).problems(), {"dense": METHODS["dense"]})
             learned = False
             for n, case in enumerate(bench.workload.measured):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from kvcomm.hf.template import Template
 DOCUMENT_TOKENS = 256
 _SHORTFALL = 0.05
 """Share of the prompt length that may be missing before a filler document is added."""
+_TOLERANCE = 0.15
+"""Share of the prompt length by which a prompt may differ from it."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,8 @@ def build(
     stands for a message; problems that do are passed over, as are those whose task alone does not fit.
 
     Raises:
-        InvalidInput: too few problems, or a prompt length that the fixed texts alone exceed.
+        InvalidInput: too few problems, or a prompt length that the fixed texts alone exceed, or that a problem's
+            documents cannot be brought to.
     """
     if measured < 1 or fill < 0 or measured + fill > len(problems):
         raise InvalidInput(
@@ -80,25 +84,36 @@ def build(
             "1 must be measured"
         )
     text = Tokens(tokenizer)
-    last = topology(agents, 0)[-1]
-    fixed = sum(len(s) for s in Template(last.name, last.template(), tokenizer).fixed)
-    room = prompt_tokens - fixed - answer_tokens * len(last.hears)  # for documents and the task
+
+    def taken(documents: int) -> int:
+        """Tokens of the last prompt that are not its documents or task."""
+        last = topology(agents, documents)[-1]
+        fixed = sum(len(s) for s in Template(last.name, last.template(), tokenizer).fixed)
+        return fixed + answer_tokens * len(last.hears)
+
+    room = prompt_tokens - taken(0)  # for documents and the task
     shuffled = random.Random(seed).sample(list(problems), len(problems))
     chosen = _choose(shuffled, text, prompt_tokens, room, measured, fill)
     tasks = [text.segment(problem.task_text) for problem in chosen.cases]
-    own, filler = _slots(chosen.cases, [room - len(task) for task in tasks], text, prompt_tokens)
-    nodes = topology(agents, own + filler)
+    heading, rooms = HEADING_TOKENS, [room - len(task) for task in tasks]
+    own, filler = _slots(chosen.cases, rooms, text, prompt_tokens, heading)
+    headings = taken(own + filler) - taken(0)
+    if abs(headings - heading * (own + filler)) > _SHORTFALL * prompt_tokens:  # many documents: what each takes counts
+        heading = math.ceil(headings / (own + filler))
+        own, filler = _slots(chosen.cases, rooms, text, prompt_tokens, heading)
+    nodes, others = topology(agents, own + filler), taken(own + filler)
     source = fillers(chosen.others, chosen.cases, seed)
     messages = Messages(text, chosen.others, answer_tokens)
     built = []
     for number, (problem, task) in enumerate(zip(chosen.cases, tasks, strict=True)):
         left = max(room - len(task), 0)
-        documents = fitted(problem, text, own, left - HEADING_TOKENS * (own + filler) - MIN_TOKENS * filler)
-        missing = own + filler - len(documents)
-        left -= sum(len(document) + HEADING_TOKENS for document in documents)
+        missing = own + filler - min(own, len(problem.documents))
+        documents = fitted(problem, text, own, left - heading * (own + filler) - MIN_TOKENS * missing)
+        left -= sum(len(document) + heading for document in documents)
         for n in range(missing):
-            documents.append(text.joined(source[n % 2], max(left // missing - HEADING_TOKENS, MIN_TOKENS)))
+            documents.append(text.joined(source[n % 2], max(left // missing - heading, MIN_TOKENS)))
         slots = {"task": task} | {f"document_{n + 1}": document for n, document in enumerate(documents)}
+        _check_length(problem, others + sum(map(len, slots.values())), prompt_tokens)
         built.append(Case(problem, slots, messages.of(nodes, problem, measured=number < measured)))
     return Workload(nodes, tuple(built[measured:]), tuple(built[:measured]), answer_tokens)
 
@@ -146,18 +161,39 @@ def _choose(
     return _Chosen(cases, [problem for problem in passed if problem.task_text not in asked])
 
 
-def _slots(cases: Sequence[Problem], rooms: Sequence[int], text: Tokens, prompt_tokens: int) -> tuple[int, int]:
+def _check_length(problem: Problem, length: int, prompt_tokens: int) -> None:
+    if abs(length - prompt_tokens) > _TOLERANCE * prompt_tokens:
+        raise InvalidInput(
+            f"problem {problem.id!r} makes a prompt of {length} tokens where {prompt_tokens} were asked for, more than "
+            f"{_TOLERANCE:.0%} off; ask for another length, or give it other documents"
+        )
+
+
+def _slots(
+    cases: Sequence[Problem], rooms: Sequence[int], text: Tokens, prompt_tokens: int, heading: int
+) -> tuple[int, int]:
     """How many slots for problems' own documents, and how many more for filler; ``rooms`` is without each task."""
     budget = sorted(rooms)[(len(rooms) - 1) // 2]
     lengths = sorted(len(text.segment(document)) for problem in cases for document in problem.documents)
     if not lengths:
         return 0, max(round(budget / DOCUMENT_TOKENS), 0)
-    each = lengths[len(lengths) // 2] + HEADING_TOKENS
+    each = lengths[len(lengths) // 2] + heading
     wanted = sorted(len(problem.documents) for problem in cases)[len(cases) // 2]
-    own = max(min(wanted, round(budget / each), min(rooms) // (MIN_OWN_TOKENS + HEADING_TOKENS)), 1)
+    own = min(wanted, round(budget / each))
+    for problem, room in zip(cases, rooms, strict=True):
+        while own > 1 and _least(problem, text, own, heading) > room:
+            own -= 1
+    own = max(own, 1)
     filler = max(round((budget - own * each) / DOCUMENT_TOKENS), 0)
     for problem, room in zip(cases, rooms, strict=True):
-        short = room - HEADING_TOKENS * own - sum(len(document) for document in fitted(problem, text, own, room))
+        short = room - heading * own - sum(len(document) for document in fitted(problem, text, own, room))
         if short > _SHORTFALL * prompt_tokens and len(problem.documents) >= own:
             filler = max(filler, 1)
-    return own, min(filler, (min(rooms) - own * (MIN_OWN_TOKENS + HEADING_TOKENS)) // (MIN_TOKENS + HEADING_TOKENS))
+    spare = min(room - _least(problem, text, own, heading) for problem, room in zip(cases, rooms, strict=True))
+    return own, min(filler, spare // (MIN_TOKENS + heading))
+
+
+def _least(problem: Problem, text: Tokens, own: int, heading: int) -> int:
+    """Tokens that ``own`` slots take at least: documents that are short as they are, longer ones and filler cut."""
+    kept = fitted(problem, text, own, 0)
+    return sum(map(len, kept)) + MIN_TOKENS * (own - len(kept)) + heading * own

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from eval.output import command_line, markdown_table, write_json
+from eval.output import command_line, markdown_table, require_writable, write_json
 from eval.peers.base import Absent, Answer, Peer, Running
 from eval.peers.kvboost import KVBoost
 from eval.peers.llama_server import LlamaServer
@@ -47,6 +47,7 @@ def peers(
     out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("results/peers.json"),
 ) -> None:
     """Run every program that is here over the same prompts; what is not here is named with the reason."""
+    require_writable(out)
     setting = Setting.load(model)
     workload = build(
         make_task(task).problems(), partial(TOPOLOGIES["full"], rounds=1), setting.tokenizer, agents=agents,

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.output import markdown_table
+from eval.markdown_text import code, plain
+from eval.output import markdown_table, write_text
 from eval.suite.drawing import drawing
 from eval.suite.losses import Losses, losses
 from eval.suite.page import dots, speed_and_distance
@@ -39,12 +40,11 @@ def write_doc(result: Mapping[str, Any], source: Path, doc: Path) -> list[Path]:
     Raises:
         InvalidInput: the file of such a study cannot be shown.
     """
-    doc.parent.mkdir(parents=True, exist_ok=True)
     folder = os.path.relpath(source.parent, doc.parent)
     text, plots = document(result, f"{folder}/{source.name}", doc.stem, tuple(found_beside(source.parent)))
-    doc.write_text(text, encoding="utf-8")
+    write_text(doc, text)
     for name, plot in plots.items():
-        (doc.parent / name).write_text(plot, encoding="utf-8")
+        write_text(doc.parent / name, plot)
     return [doc, *(doc.parent / name for name in plots)]
 
 
@@ -57,7 +57,7 @@ def document(
     def shown(about: str, *parts: str) -> str:
         name = f"{stem}-{re.sub('[^a-z0-9]+', '-', about.lower())}.svg"
         plots[name] = drawing(parts)
-        return f"![{about}]({name})"
+        return f"![{plain(about)}]({name})"
 
     together = [cell for cell in result["cells"] if cell["topology"] == "full"]
     tasks = [cell for cell in result["cells"] if cell["topology"] in BY_TASK]
@@ -73,13 +73,13 @@ def document(
         parts.append("## By task")
     for cell in tasks:
         plot = shown(cell["name"], *speed_and_distance(cell["methods"], [cell], cell["name"]))
-        parts += [f"### {cell['name']}", sizes(cell), plot, _methods(cell["methods"])]
+        parts += [f"### {plain(cell['name'])}", sizes(cell), plot, _methods(cell["methods"])]
     if patterns:
         parts += ["## By topology", shown("topologies", *_topologies(patterns))]
     for cell in patterns:
-        parts += [f"### {cell['name']}", sizes(cell), _methods(cell["methods"])]
+        parts += [f"### {plain(cell['name'])}", sizes(cell), _methods(cell["methods"])]
     for study in studies:
-        named = f"`{study.result['command']}`, {study.result['machine']}, {threads_of(study.result)}."
+        named = f"{code(study.result['command'])}, {plain(study.result['machine'])}, {threads_of(study.result)}."
         parts += [f"## {study.heading}", study.about, named, shown(study.name, *study.plots), study.table]
     parts += [_losing(losses(result["cells"])), _about(result["cells"])]
     return "\n\n".join(parts) + "\n", plots
@@ -88,7 +88,7 @@ def document(
 def _repeat(result: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
     pairs = [
-        ["command", f"`{result['command']}`"],
+        ["command", code(result["command"])],
         ["date", result.get("date", "not recorded")],
         ["machine", f"{result['machine']}; {threads_of(result)}"],
         ["model", f"{result['model']}, weights {result['model_digest'][:16]}…"],

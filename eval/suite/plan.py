@@ -84,14 +84,12 @@ def plan(
     model: Annotated[str | None, typer.Option(help="HuggingFace id or folder; only its tokenizer is loaded.")] = None,
 ) -> None:
     """Cut every cell's texts without running anything; exit status 1 if one cannot be built."""
-    from transformers import AutoTokenizer
-
-    from eval.models import resolve
+    from eval.models import load_tokenizer
 
     rate = None
     if measured is not None:
         rate = cost_per_second(measured, preset(read_suite(measured)["preset"]))
-    tokenizer = AutoTokenizer.from_pretrained(resolve(model))
+    tokenizer = load_tokenizer(model)
     found = [planned(cell, tokenizer) for cell in preset(name)]
     hours = [f"{one.cell.cost / rate / 3600:.2f} h" if rate else "" for one in found]
     rows = [

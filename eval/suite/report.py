@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from eval.output import write_json
+from eval.output import write_json, write_text
 from eval.suite.doc import write_doc
 from eval.suite.files import read_suite
 from eval.suite.markdown import markdown
@@ -25,8 +25,8 @@ def write_report(results: Path) -> tuple[Path, Path]:
     """
     result = read_suite(results)
     page, summary = results.with_suffix(".html"), results.with_suffix(".md")
-    page.write_text(suite_page(result), encoding="utf-8")
-    summary.write_text(markdown(result), encoding="utf-8")
+    write_text(page, suite_page(result))
+    write_text(summary, markdown(result))
     return page, summary
 
 

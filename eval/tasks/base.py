@@ -54,7 +54,17 @@ class Task(Protocol):
         ...
 
 
+_PART_BEFORE = r"(?<!\d[.,])(?<!(?<![\w.])\.)(?<!(?<![\w)])[-+−–])(?<!(?<![\w)])[-+−–][$€£¥])"
+"""Before a number: no digits with a point or comma, no bare point, no sign, also where a currency stands between."""
+_PART_BEHIND = r"(?![.,]\d)"
+
+
 def mentions(answer: str, wanted: str) -> bool:
-    """Whether ``wanted`` stands in ``answer`` as whole words; case and the width of white space do not matter."""
+    """Whether ``wanted`` stands in ``answer`` as whole words; case and the width of white space do not matter.
+
+    A number at its beginning or end is a whole one: no part of a longer number, and of no sign that is not wanted.
+    """
     words = r"\s+".join(re.escape(word) for word in wanted.split())
-    return bool(words) and re.search(rf"(?<!\w){words}(?!\w)", answer, re.IGNORECASE) is not None
+    before = _PART_BEFORE if re.match(r"\s*[$€£¥]?\d", wanted) else ""
+    behind = _PART_BEHIND if re.search(r"\d\s*$", wanted) else ""
+    return bool(words) and re.search(rf"(?<!\w){before}{words}{behind}(?!\w)", answer, re.IGNORECASE) is not None

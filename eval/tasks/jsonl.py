@@ -21,10 +21,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from eval.reading import MAX_FILE_BYTES, read_file
 from eval.tasks.base import Problem, mentions
 from kvcomm.errors import InvalidInput
 
-MAX_FILE_BYTES = 256 * 2**20
 _FIELDS = ("id", "question", "segments", "answer", "worked", "answered_in")
 
 
@@ -41,13 +41,7 @@ class Jsonl:
 
     @cached_property
     def _problems(self) -> list[Problem]:
-        try:
-            size = self.path.stat().st_size
-            if size > MAX_FILE_BYTES:
-                raise InvalidInput(f"{self.path} has {size} bytes, the limit is {MAX_FILE_BYTES}; split it")
-            lines = self.path.read_bytes().split(b"\n")
-        except OSError as error:
-            raise InvalidInput(f"{self.path} cannot be read ({error.strerror}); give a JSONL file") from None
+        lines = read_file(self.path, "a JSONL file", MAX_FILE_BYTES).split(b"\n")
         found: dict[str, Problem] = {}
         for number, line in enumerate(lines, 1):
             if line.strip():

@@ -15,6 +15,7 @@ from eval import models
 from eval.cache import cache_dir
 from eval.fetch import AlteredDownload, WheelFile
 from eval.manifest import MANIFEST, DamagedFolder, check_folder, folder_digest, seal_folder
+from kvcomm.errors import InvalidInput
 from tests.eval.wheels import make_wheel
 
 
@@ -51,6 +52,24 @@ def test_the_folder_is_printed_last(smollm: tuple[Any, Any]) -> None:
 
 def test_another_model_is_taken_as_it_is() -> None:
     assert models.resolve("some/id") == "some/id"
+
+
+def test_what_is_no_model_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    for name, said in (
+        ("/nosuch", "neither a folder that exists nor a HuggingFace id"),
+        ("./nosuch", "neither"),
+        ("a/b/c", "neither"),
+        ("", "neither|without config.json"),
+        (str(tmp_path / "file"), "no folder"),
+        (str(tmp_path), "a folder without config.json"),
+        (str(tmp_path / "broken"), "cannot be loaded"),
+    ):
+        for load in (models.load, models.load_tokenizer):
+            with pytest.raises(InvalidInput, match=said):
+                load(name)
 
 
 def test_weights_have_a_digest_that_sees_one_bit() -> None:

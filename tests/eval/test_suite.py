@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -212,6 +211,5 @@ def test_a_number_that_is_not_finite_is_refused_by_name(quick: Path, tmp_path: P
     kept[column] = [math.inf] if column == "ttft_s" else math.nan
     broken = tmp_path / "broken.json"
     broken.write_text(json.dumps(result))
-    named = f"broken.json: cell needle, independent, method {kept['method']}, case {kept['case']}: {column} is"
-    with pytest.raises(InvalidInput, match=re.escape(named)):
+    with pytest.raises(InvalidInput, match="broken.json cannot be read .*not a finite number"):
         read_suite(broken)

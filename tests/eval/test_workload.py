@@ -175,3 +175,24 @@ def test_prompts_that_cannot_be_so_short_are_refused(tokenizer: Any, problems: d
         built(problems["tools"], tokenizer, prompt_tokens=300)
     with pytest.raises(InvalidInput, match="fit into 470 tokens"):
         built(problems["humaneval"], tokenizer, prompt_tokens=470, measured=40)
+
+
+def of_segments(folder: Path, segments: Sequence[Sequence[str]]) -> list[Problem]:
+    path = folder / "own.jsonl"
+    path.write_text("\n".join(json.dumps({"question": f"Q{n}?", "segments": s}) for n, s in enumerate(segments)))
+    return make_task(str(path)).problems()
+
+
+@pytest.mark.parametrize("prompt_tokens", [300, 500, 1000, 3000])
+def test_many_short_segments_fill_the_prompt(tmp_path: Path, tokenizer: Any, prompt_tokens: int) -> None:
+    mine = of_segments(tmp_path, [[f"Item {n} {k} is up." for k in range(10_000)] for n in range(4)])
+    workload = built(mine, tokenizer, agents=2, prompt_tokens=prompt_tokens, answer_tokens=16, measured=2, fill=2)
+    for case in workload.measured + workload.fill:
+        assert abs(length(workload, case, tokenizer) - prompt_tokens) <= 0.15 * prompt_tokens
+
+
+def test_lengths_that_cannot_be_reached_are_refused(tmp_path: Path, tokenizer: Any) -> None:
+    short = [[f"Item {n} {k} is up." for k in range(400)] for n in range(3)]
+    mine = of_segments(tmp_path, [*short, ["only one here " * 300]])
+    with pytest.raises(InvalidInput, match=r"problem '\d' makes a prompt of \d+ tokens where 1000 were asked for"):
+        built(mine, tokenizer, agents=2, prompt_tokens=1000, answer_tokens=16, measured=2, fill=2)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from eval.reading import read_file
 from eval.tasks import make_task
 from eval.tasks.base import Problem
 from kvcomm.errors import InvalidInput
@@ -82,3 +84,23 @@ def test_files_that_are_not_there_or_empty_are_named(tmp_path: Path) -> None:
         with open(path, "wb") as large:
             large.truncate(2**28 + 1)
         make_task(str(path)).problems()
+
+
+def test_what_is_no_file_is_neither_waited_for_nor_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo.jsonl")
+    (tmp_path / "zero.jsonl").symlink_to("/dev/zero")
+    (tmp_path / "folder.jsonl").mkdir()
+    for name in ("fifo", "zero", "folder"):
+        with pytest.raises(InvalidInput, match=rf"{name}\.jsonl cannot be read \(it is no regular file\)"):
+            make_task(str(tmp_path / f"{name}.jsonl")).problems()
+
+
+def test_no_more_than_the_limit_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "big"
+    path.write_bytes(b"x" * 11)
+    assert read_file(path, "a file", 11) == b"x" * 11
+    with pytest.raises(InvalidInput, match="has 11 bytes, the limit is 10; split it"):
+        read_file(path, "a file", 10)
+    for endless in ("/proc/self/maps", "/proc/cpuinfo"):  # of size 0, says the system
+        with pytest.raises(InvalidInput, match="the limit is 10"):
+            read_file(Path(endless), "a file", 10)
