@@ -16,7 +16,7 @@ from eval.finished import Finished
 from eval.jobs import FAILED, Failure, Job, run_jobs, threads_each
 from eval.measure import Row
 from eval.methods import methods as find_methods
-from eval.output import command_line, write_json
+from eval.output import command_line, require_writable, write_json
 from eval.progress import stderr_console
 from eval.setting import Setting
 from eval.suite.brief import brief_table, overview
@@ -36,6 +36,7 @@ def measure_preset(name: str, model: str | None, out: Path | None, execute: bool
     """
     cells = preset(name, seed)
     out = out or Path(f"results/{name}.json")
+    require_writable(out)
     about = {"preset": name, "command": command_line("run"), "seed": seed}
     failures = run_suite(Setting.load(model), cells, out, about, execute, jobs)
     _report(out)
@@ -49,6 +50,7 @@ def measure_task(cell: Cell, model: str | None, out: Path, execute: bool) -> Non
     Raises:
         KVCommError: as ``run_cell``.
     """
+    require_writable(out)
     setting = Setting.load(model)
     part = run_cell(setting, cell, execute)
     about = {"preset": cell.name, "command": command_line("run"), "seed": cell.trial.seed}

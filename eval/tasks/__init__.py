@@ -30,7 +30,7 @@ def make_task(name: str, execute: bool = False) -> Task:
 
     Args:
         name: a key of TASKS, or the path of a user's own JSONL file, which ends in ``.jsonl`` (eval/tasks/jsonl.py).
-        execute: whether answers may be run as programs to score them (in eval/sandbox.py).
+        execute: whether answers may be run as programs to score them (in eval/sandbox/program.py).
 
     Raises:
         InvalidInput: there is no such task.

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import cast
 
 from eval.fetch import WheelFile, wheel_file
-from eval.sandbox import Check, Outcome, Way, run_program
+from eval.sandbox.program import Check, Outcome, Way, run_program
 from eval.tasks.base import Problem
 from kvcomm.errors import InvalidInput
 
@@ -27,7 +27,7 @@ _NEXT_TOP_LEVEL = re.compile(r"\n(?=[^\s#)\]}@])(?!def |class |import |from )")
 
 @dataclass(frozen=True)
 class HumanEval:
-    """Fields: ``execute``, whether ``score`` may run answers (in eval/sandbox.py).
+    """Fields: ``execute``, whether ``score`` may run answers (in eval/sandbox/program.py).
 
     With it, raises InvalidInput at once where nothing could be run. ``KVCOMM_SANDBOX`` set to ``audit hook`` asks for
     the weaker way by its name.

@@ -19,6 +19,11 @@ from eval.suite.files import KIND, read_suite
 from kvcomm.errors import InvalidInput
 
 Result = dict[str, Any]
+TRIAL = {"prompts": 20, "prompt_tokens": 600, "fill_prompts": 2, "answer_tokens": 12, "repeats": 1}
+FIGURES = dict.fromkeys(
+    ("mean_kl", "first_kl", "top1", "first_token", "reuse", "flops_saved"),
+    {"value": 0.0, "low": 0.0, "high": 0.0, "n": 1},
+)
 PLAIN = {"mean_kl": 0.0, "first_kl": 0.0, "top1": 1.0, "reuse": 0.0, "flops": 100.0}
 
 
@@ -27,15 +32,16 @@ def row(case: str, method: str, **changed: Any) -> dict[str, Any]:
 
 
 def suite(cells: dict[str, list[dict[str, Any]]]) -> Result:
-    """A results file of cells given by their rows."""
-    head = dict.fromkeys(("command", "pooled"), "")
-    filled = {"task": "", "topology": "full", "calls": 2, "agents": 2, "first": "a", "about": {}, "yardstick": {}}
+    """A results file of cells given by their rows; their figures are not what is compared."""
+    head = {"command": "", "pooled": {}, "failed": [], "preset": "quick"}
+    filled = {"task": "", "topology": "full", "calls": 2, "agents": 2, "first": "a", "about": {}, "seconds": 1.0,
+              "yardstick": {"mean_kl": 0.0}, "trial": TRIAL}  # fmt: skip
     made = [
-        {"name": name, "methods": {r["method"]: {} for r in rows}, "trial": {"prompt_tokens": 600}, "rows": rows}
+        {"name": name, "methods": {r["method"]: FIGURES for r in rows}, "rows": rows, **filled}
         for name, rows in cells.items()
     ]
     about = {"model": "m", "model_digest": "d" * 64, "threads": 1, "machine": "abacus", "versions": {"torch": "1"}}
-    return {"kind": KIND, "preset": "quick", **about, **head, "failed": [], "cells": [c | filled for c in made]}
+    return {"kind": KIND, **about, **head, "cells": made}
 
 
 def result(kl: float, ttft: float, prompts: int = 20) -> Result:
@@ -151,6 +157,11 @@ def drop_cases(made: Result) -> None:
     made["cells"][1]["rows"] = [r for r in made["cells"][1]["rows"] if r["case"] == "p0"]
 
 
+def drop_method(made: Result) -> None:
+    del made["cells"][1]["methods"]["kvcomm"]
+    made["cells"][1]["rows"] = [r for r in made["cells"][1]["rows"] if r["method"] != "kvcomm"]
+
+
 def add_a_call(made: Result) -> None:
     made["cells"][1]["rows"].append(row("p3", "kvcomm", agent="c"))
 
@@ -162,11 +173,11 @@ def drop_top1(made: Result) -> None:
 
 LOST: dict[str, tuple[Callable[[Result], None], str, str]] = {
     "trial": (
-        lambda r: r["cells"][1].update(trial={"prompt_tokens": 1000}),
+        lambda r: r["cells"][1].update(trial=TRIAL | {"prompt_tokens": 1000}),
         "1 cell.", "- d: prompt_tokens 600, then 1000; not compared",
     ),
     "cell": (lambda r: r["cells"].pop(), "1 cell.", "- d: only before"),
-    "method": (lambda r: r["cells"][1]["methods"].pop("kvcomm"), "1 method.", "- d, kvcomm: only before"),
+    "method": (drop_method, "1 method.", "- d, kvcomm: only before"),
     "case": (drop_cases, "38 cases.", "- d, kvcomm: 19 (p1, p2, p3, p4, p5, …) of 20 cases only before"),
     "calls": (add_a_call, "1 case.", "- d, kvcomm: 1 (p3) of 20 cases with other calls; not compared"),
     "figure": (drop_top1, "1 figure.", "- kvcomm, top-1 agreement: 20 (d: p0, d: p1, "),
@@ -201,12 +212,12 @@ def test_where_nothing_can_be_compared_it_says_why(files: Any) -> None:
 
     def longer(made: Result) -> None:
         for cell in made["cells"]:
-            cell["trial"] = {"prompt_tokens": 600, "seed": 1}
+            cell["trial"] = TRIAL | {"seed": 1}
 
     for change, why in ((failed, r"d: failed after \(no wheel\)"), (longer, "seed unknown, then 1; not compared")):
         with pytest.raises(InvalidInput, match=f"nothing to compare: .*{why}"):
             status(files(result(0.1, 0.5), altered(change)))
-    with pytest.raises(InvalidInput, match="c: p0: a dense TTFT of 0.0 s"):
+    with pytest.raises(InvalidInput, match=r"cells\[0\].rows\[0\].ttft_s\[0\] is 0.0, it must be above 0"):
         status(files(result(0.1, 0.5), altered(lambda r: r["cells"][0]["rows"][0].update(ttft_s=[0.0]))))
 
 

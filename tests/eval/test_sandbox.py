@@ -11,8 +11,8 @@ from typing import Literal
 
 import pytest
 
-from eval import sandbox
-from eval.sandbox import MAX_PROGRAM_BYTES, Limits, Outcome, run_program
+from eval.sandbox import program as sandbox
+from eval.sandbox.program import MAX_PROGRAM_BYTES, Limits, Outcome, run_program
 
 Isolation = Literal["namespaces", "audit hook"]
 LIMITS = Limits(wall_s=20.0, cpu_s=10)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from eval import sandbox
-from eval.sandbox import Check, Limits, Outcome, Way, run_program
-from eval.sandbox_landlock import version as landlock_version
-from eval.sandbox_seccomp import filter_program
+from eval.sandbox import program as sandbox
+from eval.sandbox.landlock import version as landlock_version
+from eval.sandbox.program import Check, Limits, Outcome, Way, run_program
+from eval.sandbox.seccomp import filter_program
 
 LIMITS = Limits(wall_s=20.0, cpu_s=10)
 CALL = """
@@ -80,7 +80,7 @@ def test_calls_that_limits_do_not_cover_are_refused(args: str, namespaces: Way) 
 @pytest.mark.skipif(not os.access("/proc/sys/kernel/shmmni", os.W_OK) or os.getuid() != 0, reason="sysctls are fixed")
 def test_shared_memory_is_refused_without_a_filter_too(namespaces: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     before = Path("/proc/sys/kernel/shmmni").read_text()
-    monkeypatch.setattr("eval.sandbox.filter_program", lambda namespaces: None)
+    monkeypatch.setattr("eval.sandbox.program.filter_program", lambda namespaces: None)
     program = f"import ctypes\n{CALL}\nif libc.shmget(0, 4096, 0o1600) < 0: raise OSError(ctypes.get_errno(), '')"
     assert "OSError: [Errno" in run(program, namespaces).reason
     assert Path("/proc/sys/kernel/shmmni").read_text() == before

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.sandbox import Way, run_program
+from eval.sandbox.program import Way, run_program
 
 
 @pytest.fixture(params=["namespaces", "audit hook"])
@@ -40,7 +40,7 @@ def sandboxed(pid: int) -> set[int]:
 def start_sleeper(isolation: Way, wall_s: float) -> tuple[subprocess.Popen[bytes], set[int]]:
     """An evaluator whose program sleeps, and the processes below it."""
     code = (
-        "from eval.sandbox import Limits, run_program\n"
+        "from eval.sandbox.program import Limits, run_program\n"
         f"run_program('import time; time.sleep(60)', Limits(wall_s={wall_s}), {isolation!r})"
     )
     root = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eval.sandbox import Outcome, run_program
+from eval.sandbox.program import Outcome, run_program
 from eval.tasks import TASKS, make_task
 from eval.tasks.humaneval import HumanEval, complete
 from kvcomm.errors import InvalidInput

@@ -1,4 +1,4 @@
-"""Builds the sandbox around itself and starts the two processes in it. Standard library only; run by eval/sandbox.py.
+"""Builds the sandbox around itself and starts two processes in it. Standard library only; run by program.py.
 
 With namespaces: this process, outside; process 1 of the new namespaces; the tests' process; the answer's. Without:
 this, the tests' process, the answer's. Each dies with the one before it, and the first ends all at the wall limit
@@ -19,9 +19,9 @@ import sys
 import time
 from typing import Any, NoReturn
 
-from eval.sandbox_landlock import restrict
-from eval.sandbox_landlock import version as landlock_version
-from eval.sandbox_root import build_root, check, libc, readable, unshare
+from eval.sandbox.landlock import restrict
+from eval.sandbox.landlock import version as landlock_version
+from eval.sandbox.root import build_root, check, libc, readable, unshare
 
 TIMED_OUT = 124
 PR_SET_PDEATHSIG, PR_SET_KEEPCAPS, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 1, 8, 22, 38, 47

@@ -2,7 +2,7 @@
 
 It is handed to a fresh interpreter as source text. ``sys.argv`` is the folder to stay in for the audit hook, or empty
 where the kernel keeps the program in, and what may be read besides. Nothing here is secret: the tests and the way to
-the verdict are in another process (eval/sandbox_tester.py).
+the verdict are in another process (eval/sandbox/tester.py).
 """
 
 import json
@@ -10,9 +10,9 @@ import os
 import sys
 from typing import Any
 
-from eval.sandbox_hook import install_hook
-from eval.sandbox_wire import Broken, encode, receive, send
-from eval.sandbox_wire import decode as plain
+from eval.sandbox.hook import install_hook
+from eval.sandbox.wire import Broken, encode, receive, send
+from eval.sandbox.wire import decode as plain
 
 
 def reason_of(error: BaseException) -> str:

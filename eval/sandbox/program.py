@@ -8,7 +8,7 @@ Two ways to keep it in, and the outcome says which was in force:
 - ``audit hook``: for where the kernel refuses namespaces, and only when asked for by this name. An audit hook inside
   the process, and what limits the kernel lets any process lay on itself. It stops accidents; see docs/evaluation.md.
 
-Tests run in another process than the program (eval/sandbox_tester.py) and see plain values only, so that a program
+Tests run in another process than the program (eval/sandbox/tester.py) and see plain values only, so that a program
 passes only if its function returns the right ones. Without tests a program passes if it runs to its end, which is then
 its own word.
 """
@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Literal, cast
 
-from eval.sandbox_seccomp import filter_program
+from eval.sandbox.seccomp import filter_program
 
 Status = Literal["passed", "failed", "timed out", "refused"]
 Isolation = Literal["namespaces", "audit hook", "none"]
@@ -137,9 +137,9 @@ def _source(name: str) -> str:
     needed = {"launch": ("root", "landlock"), "driver": ("wire", "hook"), "tester": ("wire",)}[name]
     text = "import sys, types\n"
     for module in needed:
-        inner = (_HERE / f"sandbox_{module}.py").read_text(encoding="utf-8")
-        text += f"part = sys.modules['eval.sandbox_{module}'] = types.ModuleType('part')\nexec({inner!r}, vars(part))\n"
-    return text + (_HERE / f"sandbox_{name}.py").read_text(encoding="utf-8")
+        inner = (_HERE / f"{module}.py").read_text(encoding="utf-8")
+        text += f"part = sys.modules['eval.sandbox.{module}'] = types.ModuleType('part')\nexec({inner!r}, vars(part))\n"
+    return text + (_HERE / f"{name}.py").read_text(encoding="utf-8")
 
 
 def _exchange(process: subprocess.Popen[bytes], job: bytes, deadline: float) -> bytes | None:

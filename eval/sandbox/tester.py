@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from eval.sandbox_wire import Broken, decode, encode, receive, send
+from eval.sandbox.wire import Broken, decode, encode, receive, send
 
 PR_SET_DUMPABLE = 4
 

@@ -1,0 +1,1 @@
+"""Answers run as programs, kept in by the kernel (program.py)."""
