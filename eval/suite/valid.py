@@ -1,4 +1,4 @@
-"""What a results file must hold for its pages, checked by hand: every error says where, what was seen, what is wanted."""
+"""What a results file must hold for its pages, checked: every error says where, what was seen, what is wanted."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -219,19 +219,10 @@ def test_comparison_is_said_and_has_an_exit_status(tmp_path: Path) -> None:
 
     files = []
     for name, kl in (("a", 0.1), ("b", 0.2)):
-        head = {
-            "model": "m",
-            "model_digest": "d",
-            "threads": 1,
-            "versions": {},
-            "machine": "",
-            "pooled": {},
-            "failed": [],
-        }
-        made = {"kind": "kvcomm evaluation suite", **head, **ABOUT, **result(kl, 0.5)}
-        sizes = dict.fromkeys(("prompts", "prompt_tokens", "fill_prompts", "answer_tokens", "repeats"), 1)
-        filled = {"task": "", "topology": "full", "calls": 2, "agents": 2, "trial": sizes, "about": {}, "seconds": 1.0,
-                  "yardstick": {"mean_kl": 0.0}}  # fmt: skip
+        head = {"model": "m", "model_digest": "d", "threads": 1, "versions": {}, "machine": ""}
+        made = {"kind": "kvcomm evaluation suite", "pooled": {}, "failed": [], **head, **ABOUT, **result(kl, 0.5)}
+        filled = {"task": "", "topology": "full", "calls": 2, "agents": 2, "trial": asdict(small().trial), "about": {},
+                  "seconds": 1.0, "yardstick": {"mean_kl": 0.0}}  # fmt: skip
         for cell in made["cells"]:
             cell |= filled | {"methods": figures(cell["rows"], cell["methods"], cell["first"])}
         files.append(tmp_path / f"{name}.json")
