@@ -7,7 +7,7 @@ import re
 
 def plain(text: str) -> str:
     """``text`` on one line, without HTML."""
-    return " ".join(str(text).splitlines()).replace("<", "&lt;")
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", " ".join(str(text).splitlines()))
 
 
 def cell(text: str) -> str:
