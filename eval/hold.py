@@ -12,7 +12,7 @@ from pathlib import Path
 from kvcomm.errors import InvalidInput
 
 _held: dict[Path, int] = {}
-"""Descriptors that carry this process's locks; it may hold a file as often as it likes."""
+"""Descriptors that carry locks, which belong to this process: it may hold a file as often as it likes."""
 
 
 def hold(path: Path) -> None:
@@ -37,6 +37,8 @@ def hold(path: Path) -> None:
         except OSError:
             pass  # a file system without locks
         if _is(path, handle):
+            if not _held:
+                atexit.register(_release_all)
             _held[path] = handle
             return
         os.close(handle)  # the other run ended and removed the file in the meantime
@@ -54,7 +56,6 @@ def release(path: Path) -> None:
     os.close(handle)
 
 
-@atexit.register
 def _release_all() -> None:
     for path in list(_held):
         release(path)
