@@ -10,15 +10,18 @@ from eval.svg import WIDTH
 
 _CSS = Path(__file__).parents[1] / "page.css"
 _GAP = 40
+_HEAD = 30
 
 
 def drawing(plots: Sequence[str]) -> str:
-    """Inline drawings (eval/svg.py) beside each other as one SVG file with the page's colours, light and dark."""
+    """Inline drawings (eval/svg.py) beside each other, under their titles, as one SVG file in the page's colours."""
     heights = [float(found) for plot in plots for found in re.findall(r'^<svg viewBox="0 0 \d+ (\d+)"', plot)]
-    width, height = len(plots) * (WIDTH + _GAP) - _GAP, max(heights)
+    titles = [found for plot in plots for found in re.findall(r"^<svg [^>]*?><title>(.*?)</title>", plot)]
+    width, height = len(plots) * (WIDTH + _GAP) - _GAP, max(heights) + _HEAD
     placed = [
-        plot.replace("<svg ", f'<svg x="{n * (WIDTH + _GAP)}" width="{WIDTH}" height="{own:.0f}" ', 1)
-        for n, (plot, own) in enumerate(zip(plots, heights, strict=True))
+        f'<text x="{n * (WIDTH + _GAP)}" y="8" class="label">{title}</text>'
+        + plot.replace("<svg ", f'<svg x="{n * (WIDTH + _GAP)}" y="{_HEAD}" width="{WIDTH}" height="{own:.0f}" ', 1)
+        for n, (plot, own, title) in enumerate(zip(plots, heights, titles, strict=True))
     ]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-16 -16 {width + 32} {height + 32:.0f}" '

@@ -116,9 +116,11 @@ STUDIES = (
     _Study(
         "peers", "Other programs",
         "Each against its own dense run: dense TTFT over TTFT with reuse, where the text was read by another agent, "
-        "and where the very same prompt is asked again, all of which a prefix cache finds. `answer kept` is the share "
-        "of its own dense answer. Times of two programs are not comparable: llama.cpp computes with 4-bit weights "
-        "([evaluation.md](evaluation.md#other-programs)).",
+        "and where the very same prompt is asked again. `answer kept` is the share of its own dense answer. Prefix "
+        "caches find nothing of the first and all of the second, where they are far ahead of `Balanced()`: it keeps "
+        "one base of each text and recomputes 8 tokens of it (`Exact()` and chats keep whole prompts). Times of two "
+        "programs cannot be compared: llama.cpp computes with 4-bit weights ([evaluation.md]"
+        "(evaluation.md#other-programs)).",
         peers.table, _peers_plots,
     ),
     _Study(
