@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import typer
 
+from eval.output import markdown_table
 from eval.sign_flip import needed, sign_flip
 from eval.statistics import Estimate, by_prompt, mean_difference
 from eval.suite.files import read_suite
@@ -26,6 +27,7 @@ from eval.suite.pairing import Rows, Unpaired, named, pair, settings
 from kvcomm.errors import InvalidInput
 
 WORSE, INCOMPLETE = 3, 4
+_HEAD = ("verdict", "method", "figure", "before", "after", "difference", "95 % interval", "p", "prompts")
 LEVEL = 0.05
 RELATIVE, ABSOLUTE = 1e-6, 1e-7
 """Values of a prompt no further apart than this are the same: sums of floats in another order differ so much."""
@@ -185,16 +187,17 @@ def lines(found: Comparison) -> list[str]:
         "a sign-flip test: at most 1 in 20 comparisons then sees any change where there is none. Nothing is concluded "
         f"from fewer than {found.needed} prompts. Intervals are 95 % bootstrap intervals, each figure's by itself.",
         "",
-        "| verdict | method | figure | before | after | difference | 95 % interval | p | prompts |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for verdict in ("worse", "better", "cannot be told apart", "too few prompts"):
-        for c in (change for change in found.changes if change.verdict == verdict):
-            d = c.difference
-            said.append(
-                f"| {verdict} | {c.method} | {c.metric} | {c.before:.4g} | {c.after:.4g} | {d.value:+.3g} | "
-                f"{d.low:+.3g} to {d.high:+.3g} | {c.p:.2g} | {d.n} |"
-            )
+    rows = [
+        [
+            verdict, c.method, c.metric, f"{c.before:.4g}", f"{c.after:.4g}", f"{c.difference.value:+.3g}",
+            f"{c.difference.low:+.3g} to {c.difference.high:+.3g}", f"{c.p:.2g}", str(c.difference.n),
+        ]
+        for verdict in ("worse", "better", "cannot be told apart", "too few prompts")
+        for c in found.changes
+        if c.verdict == verdict
+    ]  # fmt: skip
+    said.append(markdown_table(_HEAD, rows))
     count = sum(change.verdict == "same" for change in found.changes)
     return [*said, "", f"The same in every prompt: {count} figures.", *_not_compared(found.unpaired)]
 
