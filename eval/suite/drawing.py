@@ -16,7 +16,7 @@ _HEAD = 30
 def drawing(plots: Sequence[str]) -> str:
     """Inline drawings (eval/svg.py) beside each other, under their titles, as one SVG file in the page's colours."""
     heights = [float(found) for plot in plots for found in re.findall(r'^<svg viewBox="0 0 \d+ (\d+)"', plot)]
-    titles = [found for plot in plots for found in re.findall(r"^<svg [^>]*?><title>(.*?)</title>", plot)]
+    titles = [found for plot in plots for found in re.findall(r"^<svg [^>]*?><title>(.*?)</title>", plot, re.DOTALL)]
     width, height = len(plots) * (WIDTH + _GAP) - _GAP, max(heights) + _HEAD
     placed = [
         f'<text x="{n * (WIDTH + _GAP)}" y="8" class="label">{title}</text>'
