@@ -119,7 +119,7 @@ def log_dots(title: str, rows: Sequence[tuple[str, float, str]], reference: tupl
         body.append(text(0, y + 14, label, "label halo"))
         body.append(text(WIDTH, y + 14, note, "value halo", "end"))
         body.append(f'<line x1="{left:.1f}" y1="{y + 27:.1f}" x2="{x:.1f}" y2="{y + 27:.1f}" class="stem"/>')
-        filled = "c-reused" if value > LEAST else "c-hollow"
+        filled = "c-reused" if value > LEAST else "c-hollow s-reused"
         body.append(
             f'<circle cx="{x:.1f}" cy="{y + 27:.1f}" r="6" class="{filled}"><title>{escape(f"{label}: {note}")}</title>'
             "</circle>"

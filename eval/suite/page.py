@@ -82,10 +82,17 @@ def speed_and_distance(methods: Mapping[str, Any], cells: Sequence[Mapping[str, 
     )
 
 
-def dots(methods: Mapping[str, Any], key: str, show: Callable[[float], str]) -> list[Dot]:
-    """A dot for each method that has the figure, but dense."""
+def dots(methods: Mapping[str, Any], key: str, show: Callable[[float], str], of: str = "") -> list[Dot]:
+    """A dot for each method that has the figure, but dense; in the colour of the method ``of`` where that is given."""
     return [
-        Dot(name, found[key]["value"], found[key]["low"], found[key]["high"], figure(found[key], show), _colour(name))
+        Dot(
+            name,
+            found[key]["value"],
+            found[key]["low"],
+            found[key]["high"],
+            figure(found[key], show),
+            _colour(of or name),
+        )
         for name, found in methods.items()
         if key in found and name != "dense"
     ]

@@ -50,7 +50,7 @@ def intervals(title: str, dots: Sequence[Dot], log: bool = False, mark: tuple[st
         y = top + _ROW * number
         body += [text(0, y + 14, dot.label, "label halo"), text(WIDTH, y + 14, dot.note, "value halo", "end")]
         body.append(line(place(dot.low), y + 26, place(dot.high), y + 26, f"interval s-{dot.css}"))
-        css = "c-hollow" if log and dot.value < LEAST else f"c-{dot.css}"
+        css = f"c-hollow s-{dot.css}" if log and dot.value < LEAST else f"c-{dot.css}"
         body.append(
             f'<circle cx="{place(dot.value):.1f}" cy="{y + 26:.1f}" r="5.5" class="{css}"><title>'
             f"{escape(dot.label)}: {escape(dot.note)}</title></circle>"

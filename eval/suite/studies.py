@@ -74,14 +74,19 @@ def _dot(label: str, entry: Mapping[str, float], show: Callable[[float], str], c
 def _peers_plots(result: Result) -> tuple[str, ...]:
     def speed(title: str, key: str) -> str:
         rows = [
-            _dot(name, found[key], times, "reused" if name == "kvcomm" else "new")
+            _dot(name, found[key], _precise, "reused" if name == "kvcomm" else "new")
             for name, found in result["peers"].items()
         ]
-        return intervals(title, rows, mark=("its own dense run", 1.0))
+        return intervals(title, rows, log=True, mark=("its own dense run", 1.0))
 
-    return speed("Dense TTFT over TTFT, behind another agent", "ratio"), speed(
-        "Dense TTFT over TTFT, the same prompt asked again", "again_ratio"
+    return (
+        speed("Dense TTFT over TTFT, behind another agent", "ratio"),
+        speed("Dense TTFT over TTFT, the same prompt again", "again_ratio"),
     )
+
+
+def _precise(ratio: float) -> str:
+    return f"{ratio:.2f}×" if ratio < 10 else times(ratio)
 
 
 def _tools_plots(result: Result) -> tuple[str, ...]:
@@ -92,13 +97,15 @@ def _tools_plots(result: Result) -> tuple[str, ...]:
         for who, key, css in (("prefix reuse", "hit_exact", "exact"), ("kvcomm", "hit_kvcomm", "reused"))
     ]
     sooner = [
-        _dot(entry["change"], entry["prefix_over_kvcomm"], times, "reused")
+        _dot(entry["change"], entry["prefix_over_kvcomm"], _precise, "reused")
         for entry in rows
         if "prefix_over_kvcomm" in entry
     ]
-    drawn = [intervals("Hit rate: tokens of the prompt not computed", hits)]
+    drawn = [intervals("Hit rate, tools as given", hits)]
     if sooner:
-        drawn.append(intervals("TTFT of prefix reuse over kvcomm's", sooner, mark=("prefix reuse", 1.0)))
+        drawn.append(
+            intervals("TTFT of prefix reuse over kvcomm's, tools as given", sooner, mark=("prefix reuse", 1.0))
+        )
     return tuple(drawn)
 
 
@@ -109,7 +116,7 @@ def _tail_plots(result: Result) -> tuple[str, ...]:
         for q in (50, 95, 99)
         for name, found in result["methods"].items()
     ]
-    return (intervals("TTFT, seconds", rows),)
+    return (intervals("TTFT of all calls, seconds, two conversations at once", rows),)
 
 
 STUDIES = (

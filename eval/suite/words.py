@@ -96,9 +96,10 @@ def facts_of(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 def sizes(cell: Mapping[str, Any]) -> str:
     """A cell's sizes in a sentence."""
     trial = cell["trial"]
+    prompts, others = (f"{n} prompt{'' if n == 1 else 's'}" for n in (trial["prompts"], trial["fill_prompts"]))
     return (
-        f"{cell['agents']} agents, {cell['calls']} calls; {trial['prompts']} prompts of about {trial['prompt_tokens']} "
-        f"tokens in the last call, {trial['fill_prompts']} others learned from, answers of {trial['answer_tokens']} "
+        f"{cell['agents']} agents, {cell['calls']} calls; {prompts} of about {trial['prompt_tokens']} "
+        f"tokens in the last call, learned from {others} of other problems, answers of {trial['answer_tokens']} "
         f"tokens; TTFT taken {trial['repeats']}× a prompt; {cell['seconds']:.0f} s in all. Dense in bfloat16: mean KL "
         f"{nats(cell['yardstick']['mean_kl'])}."
     )

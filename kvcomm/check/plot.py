@@ -69,11 +69,14 @@ def as_svg(points: Points, max_kl: float | None = None) -> str:
         f'<rect x="{x(low)}" y="{y(high)}" width="{x(high) - x(low)}" height="{y(low) - y(high)}" fill="none" '
         'stroke="#888"/>',
         f'<line x1="{x(low)}" y1="{y(low)}" x2="{x(high)}" y2="{y(high)}" stroke="#bbb"/>',
+        f'<text x="{_SIZE / 2}" y="{_MARGIN - 18}" text-anchor="middle" font-weight="600">'
+        "Predicted against measured KL</text>",
     ]
     if max_kl is not None:
         parts.append(
             f'<line x1="{x(low)}" y1="{y(max_kl):.1f}" x2="{x(high)}" y2="{y(max_kl):.1f}" stroke="#c33" '
             'stroke-dasharray="4 3"/>'
+            f'<text x="{x(low) + 6}" y="{y(max_kl) - 5:.1f}" fill="#c33">bound {max_kl:g}</text>'
         )
     for power in range(_LOW, _HIGH + 1):
         at = 10.0**power
@@ -82,6 +85,7 @@ def as_svg(points: Points, max_kl: float | None = None) -> str:
     parts += [f'<circle cx="{x(p):.1f}" cy="{y(m):.1f}" r="3" fill="#06c" fill-opacity=".6"/>' for p, m in points]
     parts.append(f'<text x="{_SIZE / 2}" y="{_SIZE - 10}" text-anchor="middle">predicted KL (nats)</text>')
     parts.append(
-        f'<text x="12" y="{_SIZE / 2}" text-anchor="middle" transform="rotate(-90 12 {_SIZE / 2})">measured</text>'
+        f'<text x="15" y="{_SIZE / 2}" text-anchor="middle" transform="rotate(-90 15 {_SIZE / 2})">'
+        "measured KL (nats)</text>"
     )
     return "\n".join([*parts, "</svg>"])
