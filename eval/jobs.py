@@ -37,11 +37,11 @@ def run_jobs(setting: Setting, jobs: Sequence[Job], finished: Finished, count: i
     left = [job for job in jobs if finished.get(job.name) is None]
     for job in jobs:
         if job not in left:
-            console.print(f"{numbers[job.name]}: done before", highlight=False)
+            console.print(f"{numbers[job.name]}: done before", highlight=False, markup=False)
     clock = _Clock(sum(job.cost for job in left))
 
     def begin(job: Job) -> None:
-        console.print(f"{numbers[job.name]} …{clock.left()}", highlight=False)
+        console.print(f"{numbers[job.name]} …{clock.left()}", highlight=False, markup=False)
 
     failures = []
     outcomes = _here(setting, left, begin) if count == 1 else in_processes(setting, left, count, begin)
@@ -50,14 +50,14 @@ def run_jobs(setting: Setting, jobs: Sequence[Job], finished: Finished, count: i
             for job, part in outcomes:
                 if isinstance(part, Failure):
                     failures.append(part)
-                    console.print(f"{job.name} failed: {part.error}", highlight=False)
+                    console.print(f"{job.name} failed: {part.error}", highlight=False, markup=False)
                 else:
                     finished.add(job.name, part)
                 clock.end(job.cost)
     except KeyboardInterrupt:
         done = sum(finished.get(job.name) is not None for job in jobs)
         kept = f"{done} of {len(jobs)} are kept in {finished.path}; the same command goes on behind them"
-        console.print(f"interrupted: {kept}", highlight=False)
+        console.print(f"interrupted: {kept}", highlight=False, markup=False)
         raise
     return failures
 
@@ -75,7 +75,7 @@ def _said_while(clock: _Clock, quiet: bool) -> Iterator[None]:
 
     def say() -> None:
         while not ended.wait(BEAT_S):
-            stderr_console().print(f"{clock.been()}{clock.left()}", highlight=False)
+            stderr_console().print(f"{clock.been()}{clock.left()}", highlight=False, markup=False)
 
     if not quiet:
         threading.Thread(target=say, daemon=True).start()

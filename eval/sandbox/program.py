@@ -57,7 +57,8 @@ class Outcome:
     """What became of a program.
 
     Attributes:
-        status: ``passed``, ``failed``, ``timed out`` (wall or CPU) or ``refused`` (it was not run).
+        status: ``passed``, ``failed``, ``timed out`` (wall or CPU) or ``refused`` (the sandbox did not stand: it
+            says nothing about the program).
         reason: one line; empty for ``passed``.
         isolation: what kept it in.
         wall_s: seconds from start to end, the interpreter's start included.
@@ -91,7 +92,7 @@ def run_program(
     limits = limits or Limits()
     size = len(program.encode("utf-8", "replace"))
     if size > MAX_PROGRAM_BYTES:
-        return Outcome("refused", f"{size} bytes of program, the limit is {MAX_PROGRAM_BYTES}", "none", 0.0)
+        return Outcome("failed", f"{size} bytes of program, the limit is {MAX_PROGRAM_BYTES}", "none", 0.0)
     if not sys.platform.startswith("linux"):
         return Outcome("refused", f"limits are not enforced on {sys.platform}; run it on Linux", "none", 0.0)
     job = {"program": program, "tests": tests.source if tests else "", "function": tests.function if tests else ""}
@@ -143,7 +144,10 @@ def _source(name: str) -> str:
 
 
 def _exchange(process: subprocess.Popen[bytes], job: bytes, deadline: float) -> bytes | None:
-    """Send the job once the sandbox stands, read the report to its end; ``None`` when the deadline passes first."""
+    """Send the job once the sandbox stands, read the report to its end; ``None`` when the deadline passes meanwhile.
+
+    Nothing, where it passes before the sandbox stands.
+    """
     received = bytearray()
     stdin, stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
     with selectors.DefaultSelector() as selector:
@@ -153,7 +157,7 @@ def _exchange(process: subprocess.Popen[bytes], job: bytes, deadline: float) -> 
         while selector.get_map() and len(received) < _MAX_REPORT_BYTES:
             ready = selector.select(max(0.0, deadline - time.monotonic()))
             if not ready:
-                return None
+                return None if received.startswith(_READY) else b""
             for key, _ in ready:
                 if key.fileobj is stdout:
                     block = os.read(stdout.fileno(), 4096)
@@ -192,10 +196,10 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 def _judge(report: bytes | None, status: int, isolation: Way, wall_s: float) -> Outcome:
     """Read the report, which the program has no way to write; nothing of the program ran before ``ready``."""
-    if report is None or status == _TIMED_OUT:
+    if report is None or (status == _TIMED_OUT and report.startswith(_READY)):
         return Outcome("timed out", "the limit of wall time passed", isolation, wall_s)
     if not report.startswith(_READY):
-        reason = report.decode(errors="replace")[:300] or f"it does not start (exit status {status})"
+        reason = report.decode(errors="replace")[:300] or f"it does not start in time (exit status {status})"
         return Outcome("refused", f"no {isolation} here: {reason}", "none", wall_s)
     try:
         said = json.loads(report.removeprefix(_READY))

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from eval.suite.words import BRIEF, columns_of
 
@@ -45,7 +46,7 @@ def brief_table(shown: Overview) -> Table:
     """A table for the terminal: values alone, the intervals are in the file and on the page."""
     columns = columns_of(shown.methods, BRIEF)
     n = max(found["reuse"]["n"] for found in shown.methods.values())
-    table = Table(title=f"{shown.name}; {n:.0f} prompts", box=box.SIMPLE_HEAD, title_justify="left")
+    table = Table(title=Text(f"{shown.name}; {n:.0f} prompts"), box=box.SIMPLE_HEAD, title_justify="left")
     table.add_column("method")
     for column in columns:
         table.add_column(column.heading, justify="right", no_wrap=True)

@@ -98,7 +98,9 @@ def _column(name: str) -> Callable[..., Values]:
 
 
 def _judge(rows: Sequence[Mapping[str, Any]], dense: Sequence[Mapping[str, Any]]) -> Values:
-    return by_prompt([row | {"same": row["choice"] == row["dense_choice"]} for row in rows if "choice" in row], "same")
+    return by_prompt(
+        [row | {"same": row["choice"] == row["dense_choice"]} for row in rows if row.get("choice")], "same"
+    )
 
 
 METRICS: dict[str, tuple[Callable[..., Values], int]] = {

@@ -79,8 +79,7 @@ def document(
     for cell in patterns:
         parts += [f"### {plain(cell['name'])}", sizes(cell), _methods(cell["methods"])]
     for study in studies:
-        named = f"{code(study.result['command'])}, {plain(study.result['machine'])}, {threads_of(study.result)}."
-        parts += [f"## {study.heading}", study.about, named, shown(study.name, *study.plots), study.table]
+        parts += [f"## {study.heading}", study.about, study.repeat, shown(study.name, *study.plots), study.table]
     parts += [_losing(losses(result["cells"])), _about(result["cells"])]
     return "\n\n".join(parts) + "\n", plots
 
@@ -164,7 +163,12 @@ def _losing(found: Losses) -> str:
     ]  # fmt: skip
     said = (
         f"Of {found.compared} pairs of a cell and a method of ours, as they stand, whether by chance or not. A "
-        "published method that reused nothing in a cell ran dense there, and is not compared."
+        "published method that reused nothing in a cell ran dense there, and is not compared. First tokens are held "
+        "against dense and prefix reuse; methods that are sooner and further from dense, like re-rotation, are in the "
+        "tables above, and so is what the studies above say against us."
+    )
+    unsolved = (
+        f"Dense solves nothing in {'; '.join(found.unsolved)}: no score can be lower there." if found.unsolved else ""
     )
     return "\n\n".join(
         [
@@ -178,6 +182,7 @@ def _losing(found: Losses) -> str:
                 ("cell", "ours", "dense", "score", "difference", "McNemar p"),
                 lower,
             ),
+            *([unsolved] if unsolved else []),
             _table(
                 "A published method is closer to dense",
                 ("cell", "ours", "closest", "mean KL, ours", "theirs", "theirs less ours", "reuse, ours and theirs",

@@ -60,12 +60,16 @@ class Closer:
 
 @dataclass(frozen=True)
 class Losses:
-    """All of them, in the order of cells and methods; ``compared`` counts the pairs of a cell and a method of ours."""
+    """All of them, in the order of cells and methods; ``compared`` counts the pairs of a cell and a method of ours.
+
+    ``unsolved`` names the cells in which dense scores 0, so that no method can score lower.
+    """
 
     compared: int
     slower: tuple[Slower, ...]
     lower: tuple[LowerScore, ...]
     closer: tuple[Closer, ...]
+    unsolved: tuple[str, ...]
 
 
 def losses(cells: Sequence[Mapping[str, Any]]) -> Losses:
@@ -76,6 +80,7 @@ def losses(cells: Sequence[Mapping[str, Any]]) -> Losses:
         tuple(found for cell, name in ours for found in _slower(cell, name)),
         tuple(found for cell, name in ours for found in _lower(cell, name)),
         tuple(found for cell, name in ours for found in _closer(cell, name)),
+        tuple(cell["name"] for cell in cells if cell["methods"].get("dense", {}).get("score", {}).get("value") == 0),
     )
 
 

@@ -13,28 +13,50 @@ from eval.suite.files import read_suite
 from eval.suite.markdown import markdown
 from eval.suite.metrics import figures, summary
 from eval.suite.page import suite_page
+from kvcomm.errors import InvalidInput
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def report_paths(results: Path) -> tuple[Path, Path]:
+    """The page and the summary that go beside a results file.
+
+    Raises:
+        InvalidInput: the results file has the ending of one of them, which would replace it.
+    """
+    if results.suffix in (".html", ".md"):
+        raise InvalidInput(f"{results} would be replaced by the page or summary beside it; give it the ending .json")
+    return results.with_suffix(".html"), results.with_suffix(".md")
 
 
 def write_report(results: Path) -> tuple[Path, Path]:
     """Write the page and the summary of ``results`` beside it and return their paths.
 
     Raises:
-        InvalidInput: it is not a results file of the suite.
+        InvalidInput: it is not a results file of the suite, or as ``report_paths``.
     """
+    page, summary = report_paths(results)
     result = read_suite(results)
-    page, summary = results.with_suffix(".html"), results.with_suffix(".md")
     write_text(page, suite_page(result))
     write_text(summary, markdown(result))
     return page, summary
 
 
 def figures_again(result: dict[str, Any]) -> dict[str, Any]:
-    """The result with its figures taken from its rows by this version's statistics."""
-    cells = [
-        cell | {"methods": figures(cell["rows"], list(cell["methods"]), cell["first"])} for cell in result["cells"]
-    ]
+    """The result with its figures taken from its rows by this version's statistics.
+
+    Raises:
+        InvalidInput: rows lack what a figure is made of.
+    """
+    cells = []
+    for cell in result["cells"]:
+        try:
+            cells.append(cell | {"methods": figures(cell["rows"], list(cell["methods"]), cell["first"])})
+        except (KeyError, TypeError, ValueError) as error:
+            wrong = f"{type(error).__name__}: {error}"
+            raise InvalidInput(
+                f"figures of {cell['name']} cannot be made of its rows ({wrong}); measure again"
+            ) from None
     return result | summary(cells)
 
 

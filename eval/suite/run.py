@@ -23,8 +23,9 @@ from eval.suite.brief import brief_table, overview
 from eval.suite.files import KIND, read_suite
 from eval.suite.metrics import figures, slim, summary
 from eval.suite.presets import Cell, preset
-from eval.suite.report import write_report
+from eval.suite.report import report_paths, write_report
 from eval.tasks import make_task
+from kvcomm.errors import InvalidInput
 
 
 def measure_preset(name: str, model: str | None, out: Path | None, execute: bool, jobs: int = 1, seed: int = 0) -> None:
@@ -36,7 +37,7 @@ def measure_preset(name: str, model: str | None, out: Path | None, execute: bool
     """
     cells = preset(name, seed)
     out = out or Path(f"results/{name}.json")
-    require_writable(out)
+    _require_room(out)
     about = {"preset": name, "command": command_line("run"), "seed": seed}
     failures = run_suite(Setting.load(model), cells, out, about, execute, jobs)
     _report(out)
@@ -48,14 +49,22 @@ def measure_task(cell: Cell, model: str | None, out: Path, execute: bool) -> Non
     """Measure one cell and write its figures, page and summary.
 
     Raises:
-        KVCommError: as ``run_cell``.
+        KVCommError: as ``run_cell``, or the output cannot be where it should be.
     """
-    require_writable(out)
+    if out.resolve() == Path(cell.task).resolve():
+        raise InvalidInput(f"--out {out} is the task's own file; give another")
+    _require_room(out)
     setting = Setting.load(model)
     part = run_cell(setting, cell, execute)
     about = {"preset": cell.name, "command": command_line("run"), "seed": cell.trial.seed}
     _write(out, setting.describe() | {"jobs": 1}, about, [part], [])
     _report(out)
+
+
+def _require_room(out: Path) -> None:
+    """All three files can be written, which is found before anything is measured."""
+    for path in (out, *report_paths(out)):
+        require_writable(path)
 
 
 def _report(out: Path) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from eval import tail, tools_story
+from eval.markdown_text import code
 from eval.peers import command as peers
+from eval.reading import read_file, strict_json
 from eval.suite.plots import Dot, intervals
+from eval.suite.words import threads_of
 from eval.words import percent, seconds, times
 from kvcomm.errors import InvalidInput
 
@@ -25,7 +27,7 @@ class Found:
         name: its command, and the stem of its results file.
         heading: of its section.
         about: what its figures are.
-        result: the results file.
+        repeat: its command, and where it was given.
         table: the same in Markdown.
         plots: drawings to stand beside each other.
     """
@@ -33,7 +35,7 @@ class Found:
     name: str
     heading: str
     about: str
-    result: Result
+    repeat: str
     table: str
     plots: tuple[str, ...]
 
@@ -58,9 +60,10 @@ def found_beside(folder: Path) -> Iterator[Found]:
         if not path.exists():
             continue
         try:
-            result = json.loads(path.read_text(encoding="utf-8"))
-            yield Found(study.name, study.heading, study.about, result, study.table(result), study.plots(result))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            result = strict_json(read_file(path, f"a results file of `eval {study.name}`"))
+            repeat = f"{code(result['command'])}, {result['machine']}, {threads_of(result)}."
+            yield Found(study.name, study.heading, study.about, repeat, study.table(result), study.plots(result))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidInput(
                 f"{path} cannot be shown ({type(error).__name__}: {error}); "
                 f"measure again: python -m eval {study.name} --out {path}"

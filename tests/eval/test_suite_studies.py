@@ -67,7 +67,7 @@ def test_the_tail(tmp_path: Path) -> None:
     assert "| kvcomm | 1.500 (1.000 to 2.000) |" in found.table and "kvcomm, p99" in found.plots[0]
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"methods": {"dense": {}}}', '{"methods": 3}'])
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, "[]", "{}", '{"methods": {"dense": {}}}', '{"methods": 3}'])
 def test_what_cannot_be_shown_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "tail.json"
     path.write_text(text)

@@ -6,7 +6,7 @@ import pytest
 
 from eval.sandbox.program import Outcome, run_program
 from eval.tasks import TASKS, make_task
-from eval.tasks.humaneval import HumanEval, complete
+from eval.tasks.humaneval import HumanEval, SandboxError, complete
 from kvcomm.errors import InvalidInput
 
 PROMPT = 'import math\n\n\ndef half(x):\n    """Half of x."""\n'
@@ -71,6 +71,15 @@ def test_without_a_sandbox_executing_is_an_error(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("KVCOMM_SANDBOX", "none")
     with pytest.raises(InvalidInput, match="KVCOMM_SANDBOX is 'none'"):
         HumanEval(execute=True)
+
+
+def test_an_answer_that_could_not_be_run_has_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = HumanEval(execute=True)
+    refused = Outcome("refused", "no namespaces here", "none", 0.0)
+    monkeypatch.setattr("eval.tasks.humaneval.run_program", lambda *_, **__: refused)
+    problem = task.problems()[0]
+    with pytest.raises(SandboxError, match="HumanEval/0 was not executed .no namespaces here."):
+        task.score(problem, problem.reference)
 
 
 def test_nothing_runs_unless_asked_for(task: HumanEval, monkeypatch: pytest.MonkeyPatch) -> None:
