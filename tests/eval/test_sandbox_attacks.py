@@ -23,21 +23,6 @@ def call(*args):
 """
 
 
-@pytest.fixture(params=["namespaces", "audit hook"])
-def isolation(request: pytest.FixtureRequest) -> Way:
-    way: Way = request.param
-    if run_program("", LIMITS, way).status == "refused":
-        pytest.skip("this kernel or container allows no namespaces")
-    return way
-
-
-@pytest.fixture
-def namespaces() -> Way:
-    if run_program("", LIMITS).status == "refused":
-        pytest.skip("this kernel or container allows no namespaces")
-    return "namespaces"
-
-
 def run(program: str, isolation: Way, tests: Check | None = None) -> Outcome:
     outcome = run_program(program, LIMITS, isolation, tests)
     assert outcome.isolation == isolation
