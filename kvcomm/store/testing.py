@@ -56,9 +56,11 @@ def same(a: SegmentKV, b: SegmentKV) -> bool:
     return all(x.shape == y.shape and torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in pairs)
 
 
-def holds(store: Store, number: int, namespace: Namespace = ONE, tokens: int = 3) -> bool:
+def holds(
+    store: Store, number: int, namespace: Namespace = ONE, tokens: int = 3, model: ModelFingerprint | None = None
+) -> bool:
     """Whether ``sample(number)`` is held; an AssertionError if other bytes are."""
-    key, entry = sample(number, namespace=namespace, tokens=tokens)
+    key, entry = sample(number, namespace=namespace, tokens=tokens, model=model)
     handle = store.get(key)
     if handle is None:
         return False
@@ -297,5 +299,6 @@ class StoreContract:
             thread.start()
         for thread in threads:
             thread.join(60)
-        assert not wrong
+        if wrong:
+            raise wrong[0]
         assert not any(thread.is_alive() for thread in threads)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from typing import TypeVar
 
 from kvcomm.errors import CorruptEntry, StoreError, StoreUnavailable
 from kvcomm.keys import CacheKey
@@ -37,6 +38,8 @@ from kvcomm.transfer.mooncake_listing import listed, row_of
 from kvcomm.transfer.mooncake_manifest import Manifest, decode_manifest
 from kvcomm.transfer.mooncake_parts import PartsSource, write_parts
 from kvcomm.types import ModelFingerprint, Namespace, Segment, SegmentKV
+
+T = TypeVar("T")
 
 
 class MooncakeStore(Store):
@@ -107,10 +110,8 @@ class MooncakeStore(Store):
         self._use(key.namespace)
         check_lease(lease_s)
         self._lent.check()
-        with self._reading(key, Deadline(deadline_s)) as found:
-            if found is None:
-                return None
-            manifest, source = found
+
+        def lend(manifest: Manifest, source: PartsSource) -> Handle:
             EntryReader(source, key.namespace.name, key, self._keyring, self._seen)  # before memory is taken
             data = bytearray(manifest.nbytes)
             source.readv([memoryview(data)], 0)
@@ -118,22 +119,21 @@ class MooncakeStore(Store):
             reader.verify()
             handle = MooncakeHandle(reader, reader.segment(), manifest.expires_s, lease_s)
             self._lent.add(handle)
-            self._tally.add(key.namespace.name, "hits")
             return handle
-        return None
+
+        return self._read(key, Deadline(deadline_s), lend)
 
     def get_into(self, key: CacheKey, out: SegmentKV, *, deadline_s: float = DEFAULT_DEADLINE_S) -> Segment | None:
         self._use(key.namespace)
-        with self._reading(key, Deadline(deadline_s)) as found:
-            if found is None:
-                return None
-            reader = EntryReader(found[1], key.namespace.name, key, self._keyring, self._seen)
+
+        def copy(_: Manifest, source: PartsSource) -> Segment:
+            reader = EntryReader(source, key.namespace.name, key, self._keyring, self._seen)
             out.check(key.fingerprint, reader.head.tokens)
             segment = reader.segment()
             reader.read_into(out)
-            self._tally.add(key.namespace.name, "hits")
             return segment
-        return None
+
+        return self._read(key, Deadline(deadline_s), copy)
 
     def contains(self, key: CacheKey, *, deadline_s: float = DEFAULT_DEADLINE_S) -> bool:
         self._use(key.namespace)
@@ -246,37 +246,50 @@ class MooncakeStore(Store):
         return None
 
     def _stored_manifest(self, key: CacheKey, name: str, deadline: Deadline) -> Manifest | None:
-        """The manifest as it lies there. Raises CorruptEntry for one that fails its check, and removes it."""
-        data = self._engine.get_small(self._object(name), deadline)
-        if data is None:
-            return None
-        try:
-            return decode_manifest(data, key.namespace.name, name, self._keyring)
-        except CorruptEntry:
-            self._engine.remove([self._object(name)], deadline)
-            self._tally.add(key.namespace.name, "corrupt")
-            raise
+        """The manifest as it lies there, or None.
 
-    @contextmanager
-    def _reading(self, key: CacheKey, deadline: Deadline) -> Iterator[tuple[Manifest, PartsSource] | None]:
-        """The value's manifest and bytes, or None. A part that is missing ends the block: the value is a miss."""
-        name, namespace = entry_name(key, self._keyring), key.namespace.name
-        manifest = self._manifest(key, name, deadline)
-        if manifest is None:
-            self._tally.add(namespace, "misses")
-            yield None
-            return
-        try:
-            with self._engine.parts.lend(len(manifest.sizes), deadline) as loan:
-                yield manifest, PartsSource(self._engine, manifest, self._config.prefix, loan, deadline)
-        except PartMissing:
-            self._forget(key, name, manifest, deadline)
-            self._tally.add(namespace, "misses")
-            self._tally.add(namespace, "missing parts")
-        except CorruptEntry:
-            self._forget(key, name, manifest, deadline)
-            self._tally.add(namespace, "corrupt")
-            raise
+        An object that is removed leaves its memory to the next one, under those who read it just then. So bytes that
+        fail their check are read again, and only the same bytes a second time are corrupt.
+
+        Raises:
+            CorruptEntry: it fails its check; it is removed.
+        """
+        failed = None
+        while (data := self._engine.get_small(self._object(name), deadline)) is not None:
+            try:
+                return decode_manifest(data, key.namespace.name, name, self._keyring)
+            except CorruptEntry:
+                if data == failed:
+                    self._engine.remove([self._object(name)], deadline)
+                    self._tally.add(key.namespace.name, "corrupt")
+                    raise
+            failed = data
+        return None
+
+    def _read(self, key: CacheKey, deadline: Deadline, use: Callable[[Manifest, PartsSource], T]) -> T | None:
+        """What ``use`` makes of the value's bytes, or None. A value with a part missing is a miss.
+
+        As with the manifest, a put's parts must fail their check twice to be corrupt; they may be removed meanwhile.
+        """
+        name, namespace, failed = entry_name(key, self._keyring), key.namespace.name, b""
+        while (manifest := self._manifest(key, name, deadline)) is not None:
+            try:
+                with self._engine.parts.lend(len(manifest.sizes), deadline) as loan:
+                    result = use(manifest, PartsSource(self._engine, manifest, self._config.prefix, loan, deadline))
+                self._tally.add(namespace, "hits")
+                return result
+            except PartMissing:
+                self._forget(key, name, manifest, deadline)
+                self._tally.add(namespace, "missing parts")
+                break
+            except CorruptEntry:
+                if manifest.tag == failed:
+                    self._forget(key, name, manifest, deadline)
+                    self._tally.add(namespace, "corrupt")
+                    raise
+                failed = manifest.tag
+        self._tally.add(namespace, "misses")
+        return None
 
     def _forget(self, key: CacheKey, name: str, manifest: Manifest, deadline: Deadline) -> None:
         """Remove what is left of a value; if even that fails, do not believe its manifest again."""

@@ -1,14 +1,17 @@
 """MooncakeStore on a real master and node: the contract, and what is its own."""
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 
 from kvcomm.errors import CorruptEntry, InvalidInput, StoreUnavailable
-from kvcomm.store import Attributes, Keyring, Priority, Store, empty_kv
+from kvcomm.keys import CacheKey
+from kvcomm.store import Attributes, Entry, Keyring, Priority, Store, empty_kv
 from kvcomm.store.base import Deadline
 from kvcomm.store.blobs import MemoryBlobs
 from kvcomm.store.codec import entry_name
@@ -16,6 +19,7 @@ from kvcomm.store.testing import ONE, TWO, StoreContract, fingerprint, holds, sa
 from kvcomm.transfer.catalogue import _NOBODY
 from kvcomm.transfer.mooncake import MooncakeStore
 from kvcomm.transfer.mooncake_config import PLACING, MooncakeConfig, Placing
+from kvcomm.transfer.mooncake_staging import Loan
 from tests.transfer.mooncake_cluster import Cluster, private_network, why_not
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it runs")
@@ -121,6 +125,72 @@ def test_changed_bytes_are_never_data(cluster: Cluster, keyring: Keyring | None)
         with pytest.raises(CorruptEntry):
             store.get(key)
         assert store.get(key) is None
+
+
+@pytest.mark.parametrize("keyring", [None, RING])
+def test_memory_given_to_another_object_during_a_read_is_no_corruption(
+    cluster: Cluster, keyring: Keyring | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, entry = sample(1, tokens=40, model=WIDE)
+    with MooncakeStore(cluster.config(), keyring=keyring) as store:
+        engine = store._engine
+        get_small, get_parts = engine.get_small, engine.get_parts
+        torn = {"manifest": 0, "parts": 0}
+
+        def small(name: str, deadline: Deadline) -> bytes | None:
+            data = get_small(name, deadline)
+            torn["manifest"] += 1
+            return bytes(100) if data and torn["manifest"] == 1 else data
+
+        def parts(names: Sequence[str], loan: Loan, sizes: Sequence[int], deadline: Deadline) -> None:
+            get_parts(names, loan, sizes, deadline)
+            torn["parts"] += 1
+            if torn["parts"] == 1:
+                loan.view(0)[: sizes[0]] = bytes(sizes[0])
+
+        monkeypatch.setattr(engine, "get_small", small)
+        monkeypatch.setattr(engine, "get_parts", parts)
+        store.put(key, entry)
+        for read in (lambda: holds(store, 1, tokens=40, model=WIDE), lambda: read_into(store, key, entry)):
+            torn.update(manifest=0, parts=0)
+            assert read()
+        assert not store.stats(ONE).counters.get("corrupt")
+
+
+def read_into(store: Store, key: CacheKey, entry: Entry) -> bool:
+    out = empty_kv(key.fingerprint, len(entry.segment))
+    return store.get_into(key, out) == entry.segment and same(out, entry.kv)
+
+
+def test_reading_beside_puts_and_deletes_is_right_or_a_miss(cluster: Cluster) -> None:
+    """Removal frees memory under a reader: what it read then must be known as gone, not as corrupt."""
+    with MooncakeStore(cluster.config()) as store:
+        wrong: list[BaseException] = []
+        ends = time.monotonic() + 8
+
+        def change() -> None:
+            while time.monotonic() < ends:
+                for number in range(4):
+                    with suppress(StoreUnavailable):  # deleted by the other while it was put
+                        store.put(*sample(number, tokens=30))
+                    store.delete(sample(number, tokens=30)[0])
+
+        def read() -> None:
+            while time.monotonic() < ends and not wrong:
+                try:
+                    for number in range(4):
+                        holds(store, number, tokens=30)
+                except Exception as error:
+                    wrong.append(error)
+
+        threads = [threading.Thread(target=work) for work in (change, change, read, read)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        if wrong:
+            raise wrong[0]
+        assert not store.stats(ONE).counters.get("corrupt")
 
 
 def test_a_sealed_value_tells_nothing_to_others_in_the_cluster(cluster: Cluster) -> None:
