@@ -12,6 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -277,20 +278,20 @@ class StoreContract:
     def test_threads(self, store: Store) -> None:
         wrong: list[BaseException] = []
 
+        def act(number: int, action: float) -> None:
+            if action < 0.4:
+                store.put(*sample(number))
+            elif action < 0.9:
+                holds(store, number) if self.lossless else store.get(sample(number)[0])
+            else:
+                store.delete(sample(number)[0])
+
         def work(seed: int) -> None:
             chance = random.Random(seed)
             try:
                 for _ in range(60):
-                    number = chance.randrange(12)
-                    action = chance.random()
-                    if action < 0.4:
-                        store.put(*sample(number))
-                    elif action < 0.9:
-                        holds(store, number) if self.lossless else store.get(sample(number)[0])
-                    else:
-                        store.delete(sample(number)[0])
-            except StoreUnavailable:
-                pass  # deleted by another thread while it was put: said, as it must be
+                    with suppress(StoreUnavailable):  # deleted by another while it was put: said, as it must be
+                        act(chance.randrange(12), chance.random())
             except BaseException as error:
                 wrong.append(error)
 
