@@ -18,8 +18,8 @@ from typing import Any
 from benchmarks import doubling, first_call, memory, offset, recompute, splice, ttft
 from benchmarks.common import SMALL, Size
 from benchmarks.team import Team
-from eval.output import write_json
-from eval.setting import Setting
+from eval.files.output import write_json
+from eval.running.setting import Setting
 
 PARTS = ("splice", "offset", "recompute", "ttft", "doubling", "memory", "first_call")
 _OF_A_TEAM = ("ttft", "doubling", "memory")

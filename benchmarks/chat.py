@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.chat_templates import CHATML_TOOLS, DATED_TOOLS, THINKING
-from eval.chat_tools import CATALOGUE, changes
-from eval.models import load
+from eval.cases.chat_tools import CATALOGUE, changes
+from eval.models.chat_templates import CHATML_TOOLS, DATED_TOOLS, THINKING
+from eval.models.default import load
 from kvcomm import Balanced, Engine, Reply
 
 DOC = Path(__file__).resolve().parent.parent / "docs" / "chat.md"

@@ -18,8 +18,8 @@ from typing import Any
 
 from benchmarks.cluster_engines import ENGINES
 from benchmarks.common import RealText
-from eval.output import write_json
-from eval.setting import Setting
+from eval.files.output import write_json
+from eval.running.setting import Setting
 from kvcomm import Dense, Engine, Exact, Slot, System
 from kvcomm.store import Store
 from kvcomm.types import Namespace

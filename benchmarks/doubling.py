@@ -13,7 +13,7 @@ from transformers import DynamicCache
 
 from benchmarks.common import rounds, timed
 from benchmarks.team import Team
-from eval.setting import Setting
+from eval.running.setting import Setting
 from kvcomm import Fast
 from kvcomm.hf.support import cache_argument
 from kvcomm.reuse.prompt import Part, Prompt

@@ -97,8 +97,8 @@ def _fresh() -> dict[str, float]:
     import torch
 
     from benchmarks.common import Size
-    from eval.models import load
-    from eval.setting import Setting
+    from eval.models.default import load
+    from eval.running.setting import Setting
     from kvcomm import Balanced, Engine
     from kvcomm.store import DiskStore
 

@@ -211,7 +211,7 @@ def main() -> int:
             print(json.dumps(row))
     if time.perf_counter() - started < BUDGET_S:
         if options.model:
-            from eval.models import load
+            from eval.models.default import load
 
             network, tokenizer = load(options.model)
             network = network.to("cuda", torch.bfloat16)

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from benchmarks.common import RealText
-from eval.output import write_json
-from eval.setting import Setting
+from eval.files.output import write_json
+from eval.running.setting import Setting
 from kvcomm import Engine, Slot, System
 from kvcomm.closeness import kl_divergence
 from kvcomm.transfer.remote import RemoteStore

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import RealText, Size, rounds, timed
-from eval.setting import Setting
+from eval.running.setting import Setting
 from kvcomm import Engine
 
 RUN = 8

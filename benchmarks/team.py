@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from benchmarks.common import RealText, Size
-from eval.setting import Setting
+from eval.running.setting import Setting
 from eval.topologies import full
 from kvcomm import Engine, Segment, Slot, System
 from kvcomm.hf.template import Template

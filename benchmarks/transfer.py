@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import rounds
-from eval.output import write_json
+from eval.files.output import write_json
 from kvcomm.errors import StoreUnavailable
 from kvcomm.keys import CacheKey, Recipe
 from kvcomm.store import Entry, empty_kv

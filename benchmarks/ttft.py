@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.common import cost, rounds, timed
 from benchmarks.team import Case, Team
-from eval.methods import METHODS
+from eval.methods.registry import METHODS
 from kvcomm import Balanced, Dense, Engine, Exact, Fast, Segment
 from kvcomm.closeness import kl_divergence
 from kvcomm.errors import KVCommError

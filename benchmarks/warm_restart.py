@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from eval.output import write_json
-from eval.setting import Setting
+from eval.files.output import write_json
+from eval.running.setting import Setting
 from eval.tasks.prose import passages
 from kvcomm import Engine, Slot, System
 from kvcomm.store import DiskStore

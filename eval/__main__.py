@@ -25,7 +25,7 @@ def _root() -> None:
 @app.command()
 def model(model: ModelOption = None) -> None:
     """Fetch the default model if needed and print its folder as the last line."""
-    from eval.models import resolve
+    from eval.models.default import resolve
 
     typer.echo(resolve(model))
 
@@ -44,23 +44,27 @@ def _mount(name: str, module: str, summary: str) -> None:
 
 
 _mount("run", "eval.run", "Measure a preset (quick, standard, paper, paper-smoke), or compare methods on a task.")
-_mount("tools-story", "eval.tools_story", "Hit rate and TTFT when the catalogue of tools changes.")
-_mount("tail", "eval.tail", "Tail of TTFT with two conversations at once.")
+_mount("tools-story", "eval.studies.tools_story", "Hit rate and TTFT when the catalogue of tools changes.")
+_mount("tail", "eval.studies.tail", "Tail of TTFT with two conversations at once.")
 _mount("peers", "eval.peers.command", "Other programs that reuse KV, each against its own dense runs.")
 _mount("report", "eval.suite.report", "Make the page and the summary of a preset's results file.")
 _mount("plan", "eval.suite.plan", "Whether a preset can be built, and how long it takes.")
 _mount("compare", "eval.suite.compare", "Say what became better or worse between two results files.")
-_mount("demo", "eval.demo", "Five agents that share KV, and a page about it.")
-_mount("pareto", "eval.pareto", "Closeness against recompute, for every method.")
-_mount("ablations", "eval.ablations", "What each part of the method is worth.")
-_mount("learning", "eval.learning", "Closeness against the number of calls that were learned from.")
-_mount("offsets", "eval.offset_study", "How much of the true offsets each estimator explains.")
-_mount("near", "eval.near", "Closeness of nearly equal texts.")
-_mount("verified", "eval.verified", "Verified answers against dense ones, and what healing is worth.")
-_mount("trust", "eval.trust", "Predicted against measured closeness.")
-_mount("gate", "eval.gate", "The cost gate over prompt lengths: when it reuses, and what is lost where it does not.")
-_mount("train-small", "eval.train_small", "Train a small model of another family.")
-_mount("page", "eval.report", "Make the HTML page again from a results file.")
+_mount("demo", "eval.demo.command", "Five agents that share KV, and a page about it.")
+_mount("pareto", "eval.studies.pareto", "Closeness against recompute, for every method.")
+_mount("ablations", "eval.studies.ablations", "What each part of the method is worth.")
+_mount("learning", "eval.studies.learning", "Closeness against the number of calls that were learned from.")
+_mount("offsets", "eval.studies.offset_study", "How much of the true offsets each estimator explains.")
+_mount("near", "eval.studies.near", "Closeness of nearly equal texts.")
+_mount("verified", "eval.studies.verified", "Verified answers against dense ones, and what healing is worth.")
+_mount("trust", "eval.studies.trust", "Predicted against measured closeness.")
+_mount(
+    "gate",
+    "eval.studies.gate",
+    "The cost gate over prompt lengths: when it reuses, and what is lost where it does not.",
+)
+_mount("train-small", "eval.models.train_small", "Train a small model of another family.")
+_mount("page", "eval.demo.report", "Make the HTML page again from a results file.")
 
 
 def main() -> None:

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from eval.estimate import expected_error
-from eval.flops import prefill_flops
-from eval.followers import Followers
-from eval.judge import chosen
-from eval.methods import Method
+from eval.cases.workload import Case, Workload
+from eval.figures.estimate import expected_error
+from eval.figures.flops import prefill_flops
+from eval.figures.judge import chosen
+from eval.methods.followers import Followers
+from eval.methods.registry import Method
 from eval.topologies import Node
-from eval.workload import Case, Workload
 from kvcomm import Dense, Engine, Segment
 from kvcomm.anchors.pool import BasePool
 from kvcomm.closeness import is_tie, kl_divergence

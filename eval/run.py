@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from eval.jobs import JobsOption
-from eval.methods import METHODS
-from eval.methods import methods as find_methods
+from eval.methods.registry import METHODS
+from eval.methods.registry import methods as find_methods
+from eval.running.jobs import JobsOption
 from eval.suite.presets import PRESETS, Cell
 from eval.suite.run import measure_preset, measure_task
 from eval.tasks import TASKS, make_task

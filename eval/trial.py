@@ -10,13 +10,13 @@ from typing import Any
 
 from rich.progress import Progress
 
-from eval.followers import Followers
+from eval.cases.workload import Workload, build
 from eval.measure import Conversation, Row, Session, fill, measure, open_case, own_engines, register, sessions_of
-from eval.methods import Method
-from eval.setting import Setting
+from eval.methods.followers import Followers
+from eval.methods.registry import Method
+from eval.running.setting import Setting
 from eval.tasks.base import Problem
 from eval.topologies import TOPOLOGIES, Node
-from eval.workload import Workload, build
 from kvcomm import Engine
 from kvcomm.errors import InvalidInput, KVCommError
 

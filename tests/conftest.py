@@ -10,6 +10,6 @@ import pytest
 @pytest.fixture(scope="session")
 def smollm() -> tuple[Any, Any]:
     """(model, tokenizer) of SmolLM2-135M-Instruct, float32, CPU. Treat as read-only."""
-    from eval.models import load
+    from eval.models.default import load
 
     return load(None)

@@ -13,7 +13,7 @@ import pytest
 from benchmarks import bench
 from benchmarks.common import RealText, Size, rounds
 from benchmarks.team import Team
-from eval.setting import Setting
+from eval.running.setting import Setting
 from kvcomm.errors import InvalidInput
 
 ROW = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.models import resolve
+from eval.models.default import resolve
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from eval.setting import Setting
+from eval.running.setting import Setting
 from kvcomm.errors import KVCommError
 from kvcomm.reuse.prompt import Prompt
 

@@ -9,18 +9,18 @@ from typing import Annotated, Any
 
 import typer
 
-from eval.output import command_line, markdown_table, require_writable, write_json
+from eval.cases.workload import Workload, build
+from eval.figures.statistics import mean, ratio_of_medians, share
+from eval.files.output import command_line, markdown_table, require_writable, write_json
+from eval.files.progress import waiting
 from eval.peers.base import Absent, Answer, Peer, Running
 from eval.peers.kvboost import KVBoost
 from eval.peers.llama_server import LlamaServer
 from eval.peers.ours import Ours
 from eval.peers.vllm_cpu import VLLM
-from eval.progress import waiting
-from eval.setting import Setting
-from eval.statistics import mean, ratio_of_medians, share
+from eval.running.setting import Setting
 from eval.tasks import make_task
 from eval.topologies import TOPOLOGIES
-from eval.workload import Workload, build
 from kvcomm.closeness import common_run
 from kvcomm.hf.template import Template
 from kvcomm.reuse.prompt import Prompt

@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import Any
 
 from eval.peers.base import Absent, Answer
-from eval.setting import Setting
+from eval.running.setting import Setting
 from kvcomm.reuse.prompt import Prompt
 
 CACHE_BYTES = 2 << 30

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from eval.fetch import wheel_file
-from eval.models import SMOLLM2
+from eval.files.fetch import wheel_file
+from eval.models.default import SMOLLM2
 from eval.peers.base import Absent, Answer
-from eval.setting import Setting
+from eval.running.setting import Setting
 from kvcomm.reuse.prompt import Prompt
 
 PROGRAM = "KVCOMM_LLAMA_SERVER"

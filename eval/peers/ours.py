@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from eval.peers.base import Answer
-from eval.setting import Setting
+from eval.running.setting import Setting
 from kvcomm import Dense, Engine
 from kvcomm.reuse.prompt import Prompt
 

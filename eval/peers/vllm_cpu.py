@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from eval.models import resolve
+from eval.models.default import resolve
 from eval.peers.base import Absent, Answer
-from eval.setting import Setting
+from eval.running.setting import Setting
 from kvcomm.reuse.prompt import Prompt
 
 MAX_TOKENS = 4096

@@ -1,10 +1,10 @@
 """Two runs of a preset side by side: what became better, what worse, and what cannot be told apart.
 
 Prompts are paired: the same case of the same cell before and after (eval/suite/pairing.py). A verdict is a sign-flip
-test's (eval/sign_flip.py). All verdicts together are meant to be right in 95 of 100 comparisons, so each is taken at
-0.05 / (number of figures that differ), Bonferroni's level; figures that differ in no prompt can get none and are not
-counted (R. E. Tarone, Biometrics 46, 1990). From so few prompts that not even all of them moving one way could reach
-that level nothing is concluded.
+test's (eval/figures/sign_flip.py). All verdicts together are meant to be right in 95 of 100 comparisons, so each is
+taken at 0.05 / (number of figures that differ), Bonferroni's level; figures that differ in no prompt can get none and
+are not counted (R. E. Tarone, Biometrics 46, 1990). From so few prompts that not even all of them moving one way could
+reach that level nothing is concluded.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import typer
 
-from eval.output import markdown_table
-from eval.sign_flip import needed, sign_flip
-from eval.statistics import Estimate, by_prompt, mean_difference
+from eval.figures.sign_flip import needed, sign_flip
+from eval.figures.statistics import Estimate, by_prompt, mean_difference
+from eval.files.output import markdown_table
 from eval.suite.files import read_suite
 from eval.suite.pairing import Rows, Unpaired, named, pair, settings
 from kvcomm.errors import InvalidInput

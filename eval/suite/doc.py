@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.markdown_text import code, plain
-from eval.output import markdown_table, write_text
+from eval.demo.words import nats, percent, times
+from eval.files.output import markdown_table, write_text
+from eval.pages.markdown_text import code, plain
 from eval.suite.drawing import drawing
 from eval.suite.losses import Losses, losses
 from eval.suite.page import dots, speed_and_distance
 from eval.suite.plots import intervals
 from eval.suite.studies import Found, found_beside
 from eval.suite.words import columns_of, figure, sizes, threads_of
-from eval.words import nats, percent, times
 
 OURS = "kvcomm"
 BY_TASK = ("full", "independent")

@@ -6,15 +6,15 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from eval.svg import WIDTH
+from eval.pages.svg import WIDTH
 
-_CSS = Path(__file__).parents[1] / "page.css"
+_CSS = Path(__file__).parents[1] / "pages" / "page.css"
 _GAP = 40
 _HEAD = 30
 
 
 def drawing(plots: Sequence[str]) -> str:
-    """Inline drawings (eval/svg.py) beside each other, under their titles, as one SVG file in the page's colours."""
+    """Inline drawings (eval/pages/svg.py) beside each other, under their titles: one SVG file in the page's colours."""
     heights = [float(found) for plot in plots for found in re.findall(r'^<svg viewBox="0 0 \d+ (\d+)"', plot)]
     titles = [found for plot in plots for found in re.findall(r"^<svg [^>]*?><title>(.*?)</title>", plot, re.DOTALL)]
     width, height = len(plots) * (WIDTH + _GAP) - _GAP, max(heights) + _HEAD

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from eval.reading import read_file, strict_json
+from eval.files.reading import read_file, strict_json
 from eval.suite.valid import check_suite
 from kvcomm.errors import InvalidInput
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eval.methods import METHODS
-from eval.statistics import Estimate, by_prompt, mean_difference
+from eval.figures.statistics import Estimate, by_prompt, mean_difference
+from eval.methods.registry import METHODS
 
 OURS = tuple(name for name in METHODS if name.startswith("kvcomm") and name != "kvcomm-paper")
 PEERS = frozenset(METHODS) - {*OURS, "dense", "exact", "oracle"}

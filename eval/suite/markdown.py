@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from eval.markdown_text import code, plain
-from eval.output import markdown_table
+from eval.files.output import markdown_table
+from eval.pages.markdown_text import code, plain
 from eval.suite.brief import overview
 from eval.suite.words import BRIEF, columns_of, facts_of, figure
 

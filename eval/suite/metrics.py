@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.measure import Row
-from eval.statistics import (
+from eval.figures.statistics import (
     Estimate,
     bootstrap,
     by_prompt,
@@ -21,6 +20,7 @@ from eval.statistics import (
     share,
     share_difference,
 )
+from eval.measure import Row
 
 CLOSENESS = ("mean_kl", "first_kl", "top1", "first_token", "greedy_run_share")
 KEPT = {

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from eval.page import facts as facts_section
-from eval.page import figures, page, sortable, tiles
+from eval.demo.words import nats, percent, times
+from eval.pages.page import facts as facts_section
+from eval.pages.page import figures, page, sortable, tiles
 from eval.suite.brief import overview
 from eval.suite.plots import Dot, intervals
 from eval.suite.words import columns_of, facts_of, figure, interval, sizes
-from eval.words import nats, percent, times
 
 OURS = "kvcomm"
 _COLOURS = {"dense": "dense", "exact": "exact", "oracle": "recomputed"}

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-from eval.output import markdown_table
+from eval.cases.workload import build
+from eval.files.output import markdown_table
 from eval.suite.files import read_suite
 from eval.suite.presets import PRESETS, Cell, preset
 from eval.tasks import make_task
 from eval.topologies import TOPOLOGIES
-from eval.workload import build
 from kvcomm.errors import InvalidInput, KVCommError
 from kvcomm.hf.template import Template
 
@@ -84,7 +84,7 @@ def plan(
     model: Annotated[str | None, typer.Option(help="HuggingFace id or folder; only its tokenizer is loaded.")] = None,
 ) -> None:
     """Cut every cell's texts without running anything; exit status 1 if one cannot be built."""
-    from eval.models import load_tokenizer
+    from eval.models.default import load_tokenizer
 
     rate = None
     if measured is not None:

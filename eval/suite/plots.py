@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from eval.svg import WIDTH, line, svg, text
+from eval.pages.svg import WIDTH, line, svg, text
 
 _ROW, _LEFT, _RIGHT = 38.0, 12.0, WIDTH - 12.0
 LEAST = 1e-6

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from eval.methods import METHODS
+from eval.methods.registry import METHODS
 from eval.tasks import TASKS
 from eval.topologies import TOPOLOGIES
 from eval.topologies.trading import AGENTS, ROUNDS

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from eval.output import write_json, write_text
+from eval.files.output import write_json, write_text
 from eval.suite.doc import write_doc
 from eval.suite.files import read_suite
 from eval.suite.markdown import markdown

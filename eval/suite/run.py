@@ -12,13 +12,13 @@ from typing import Any
 from rich.progress import Progress
 
 from eval.closeness import closeness
-from eval.finished import Finished
-from eval.jobs import FAILED, Failure, Job, run_jobs, threads_each
+from eval.files.output import command_line, require_writable, write_json
+from eval.files.progress import stderr_console
 from eval.measure import Row
-from eval.methods import methods as find_methods
-from eval.output import command_line, require_writable, write_json
-from eval.progress import stderr_console
-from eval.setting import Setting
+from eval.methods.registry import methods as find_methods
+from eval.running.finished import Finished
+from eval.running.jobs import FAILED, Failure, Job, run_jobs, threads_each
+from eval.running.setting import Setting
 from eval.suite.brief import brief_table, overview
 from eval.suite.files import KIND, read_suite
 from eval.suite.metrics import figures, slim, summary

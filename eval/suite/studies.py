@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval import tail, tools_story
-from eval.markdown_text import code
+from eval.demo.words import percent, seconds, times
+from eval.files.reading import read_file, strict_json
+from eval.pages.markdown_text import code
 from eval.peers import command as peers
-from eval.reading import read_file, strict_json
+from eval.studies import tail, tools_story
 from eval.suite.plots import Dot, intervals
 from eval.suite.words import threads_of
-from eval.words import percent, seconds, times
 from kvcomm.errors import InvalidInput
 
 Result = Mapping[str, Any]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
-from eval.fetch import WheelFile, wheel_file
+from eval.files.fetch import WheelFile, wheel_file
 from eval.sandbox.program import Check, Outcome, Way, run_program
 from eval.tasks.base import Problem
 from kvcomm.errors import InvalidInput, KVCommError

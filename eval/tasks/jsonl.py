@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from eval.reading import MAX_FILE_BYTES, read_file
+from eval.files.reading import MAX_FILE_BYTES, read_file
 from eval.tasks.base import Problem, mentions
 from kvcomm.errors import InvalidInput
 

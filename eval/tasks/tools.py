@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from eval.fetch import WheelFile, wheel_file
+from eval.files.fetch import WheelFile, wheel_file
 from eval.tasks.base import Problem
 from kvcomm.tool_text import canonical_json, canonical_tool, tool_name
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eval.roles import Role
+from eval.topologies.roles import Role
 
 _ANALYST = (
     "You are the {name} analyst of a trading desk. You look at the task through one lens only: {lens}. You report what "

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from eval.roles import Role
+from eval.topologies.roles import Role
 from kvcomm import Slot, System
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eval.roles import ROLES, Role
 from eval.topologies.node import Node, Script
+from eval.topologies.roles import ROLES, Role
 from kvcomm.errors import InvalidInput
 
 _JUDGE = Role(

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from eval import demo, run
-from eval.demo_result import read_demo
-from eval.setting import Setting
+from eval import run
+from eval.demo import command
+from eval.demo.result import read_demo
+from eval.running.setting import Setting
 from eval.suite.files import read_suite
 from eval.suite.presets import preset
 from kvcomm.errors import InvalidInput
@@ -112,7 +113,7 @@ def test_what_a_preset_would_ignore_is_refused_and_its_seed_is_taken(monkeypatch
 
 def test_demo_writes_figures_and_page(tmp_path: Path) -> None:
     out = tmp_path / "demo.json"
-    demo.demo(prompts=1, fill_prompts=1, prompt_tokens=620, answer_tokens=4, repeats=1, seed=2, model=None, out=out)
+    command.demo(prompts=1, fill_prompts=1, prompt_tokens=620, answer_tokens=4, repeats=1, seed=2, model=None, out=out)
     result = read_demo(out)
     assert [agent.name for agent in result.agents] == ["planner", "analyst", "solver", "reviewer", "editor"]
     assert all(agent.tokens.total == agent.prompt_tokens for agent in result.agents)

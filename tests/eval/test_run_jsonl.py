@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eval import run
-from eval.setting import Setting
+from eval.running.setting import Setting
 from eval.suite.files import read_suite
 from kvcomm.errors import InvalidInput
 from tests.eval.tiny_setting import tiny_setting

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eval.setting import Setting
+from eval.running.setting import Setting
 from eval.trial import Trial
 from kvcomm.errors import InvalidInput
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from eval.models import model_digest, resolve
-from eval.setting import Setting
+from eval.models.default import model_digest, resolve
+from eval.running.setting import Setting
 
 
 def tiny_setting() -> Setting:

@@ -6,7 +6,7 @@ import hashlib
 import zipfile
 from pathlib import Path
 
-from eval.fetch import WheelFile
+from eval.files.fetch import WheelFile
 
 CONTENT = b"the data\n" * 100
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from eval.chat_templates import CHATML_TOOLS, DATED_TOOLS, THINKING
-from eval.chat_tools import CATALOGUE, changes, shuffled
+from eval.cases.chat_tools import CATALOGUE, changes, shuffled
+from eval.models.chat_templates import CHATML_TOOLS, DATED_TOOLS, THINKING
 from kvcomm import Balanced, Engine, Exact, InvalidInput
 from kvcomm.hf.chat import ChatPrompt, chat_prompt
 from kvcomm.tool_text import sorted_tool

@@ -20,7 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from eval.models import load
+from eval.models.default import load
 from kvcomm import Engine, Exact, Fast, Slot
 from kvcomm.anchors.pool import Claim
 from kvcomm.closeness import kl_divergence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eval.chat_templates import CHATML_TOOLS
+from eval.models.chat_templates import CHATML_TOOLS
 from kvcomm import InvalidInput
 from kvcomm.integrations.calls import check_calls_can_be_read, read_calls
 from tests.integrations.forced import engine_with

@@ -9,7 +9,7 @@ import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 
-from eval.chat_templates import CHATML_TOOLS
+from eval.models.chat_templates import CHATML_TOOLS
 from kvcomm import InvalidInput
 from kvcomm.integrations.langchain import ChatKVComm
 from tests.hf.engines import state

@@ -8,7 +8,7 @@ import pytest
 from smolagents import Tool
 from smolagents.models import ChatMessage, MessageRole, get_tool_json_schema
 
-from eval.chat_templates import CHATML_TOOLS
+from eval.models.chat_templates import CHATML_TOOLS
 from kvcomm import InvalidInput
 from kvcomm.integrations.smolagents import KVCommModel
 from kvcomm.tool_text import sorted_tool

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.reading import read_file
+from eval.files.reading import read_file
 from eval.tasks import make_task
 from eval.tasks.base import Problem
 from kvcomm.errors import InvalidInput

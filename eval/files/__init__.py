@@ -1,0 +1,1 @@
+"""Files and the terminal: what is fetched, kept, read, written and shown."""

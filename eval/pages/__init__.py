@@ -1,0 +1,1 @@
+"""What pages are made of: HTML, inline plots, and texts made harmless in Markdown."""

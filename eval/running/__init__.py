@@ -1,0 +1,1 @@
+"""How long runs run: in what setting, in how many processes, and what is kept of a run that is cut off."""
