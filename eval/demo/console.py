@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from eval.demo.result import Tokens
-from eval.demo.words import nats, percent, times
+from eval.pages.quantities import nats, percent, times
 
 LOG_EVERY_S = 10.0
 _NOT_YET = "·"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from eval.demo.result import DemoResult
-from eval.demo.words import nats, percent, plain_words, seconds, times
+from eval.demo.words import plain_words
 from eval.pages.page import facts, figures, page, table, tiles, word_columns
+from eval.pages.quantities import nats, percent, seconds, times
 from eval.pages.svg import Bar, grouped_bars, legend, log_dots, stacked_bars
 
 _WAYS = (("c-dense", "dense: full prefill"), ("c-exact", "exact: equal prefixes only"), ("c-reused", "reused: kvcomm"))

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.demo.words import nats, percent, times
 from eval.files.output import markdown_table, write_text
 from eval.pages.markdown_text import code, plain
+from eval.pages.quantities import nats, percent, times
 from eval.suite.drawing import drawing
 from eval.suite.losses import Losses, losses
 from eval.suite.page import dots, speed_and_distance

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from eval.demo.words import nats, percent, times
 from eval.pages.page import facts as facts_section
 from eval.pages.page import figures, page, sortable, tiles
+from eval.pages.quantities import nats, percent, times
 from eval.suite.brief import overview
 from eval.suite.plots import Dot, intervals
 from eval.suite.words import columns_of, facts_of, figure, interval, sizes

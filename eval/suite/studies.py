@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.demo.words import percent, seconds, times
 from eval.files.reading import read_file, strict_json
 from eval.pages.markdown_text import code
+from eval.pages.quantities import percent, seconds, times
 from eval.peers import command as peers
 from eval.studies import tail, tools_story
 from eval.suite.plots import Dot, intervals

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from eval.demo.words import nats, percent, seconds, times
+from eval.pages.quantities import nats, percent, seconds, times
 
 Figure = Mapping[str, float]
 

@@ -12,7 +12,8 @@ import pytest
 from eval.demo.page import demo_page
 from eval.demo.report import write_page
 from eval.demo.result import DemoResult, Tokens, read_demo
-from eval.demo.words import NBSP, as_text, nats, percent, plain_words, seconds, times
+from eval.demo.words import as_text, plain_words
+from eval.pages.quantities import NBSP, nats, percent, seconds, times
 from eval.pages.svg import Bar, grouped_bars, log_dots, stacked_bars
 
 FILE = Path(__file__).with_name("demo.json")
