@@ -68,6 +68,7 @@ def ablations() -> dict[str, Method]:
 def run(
     tasks: Annotated[str, typer.Option(help="Kinds of text, comma-separated.")] = "humaneval,documents,tools",
     topologies: Annotated[str, typer.Option(help="Comma-separated.")] = "full",
+    agents: Annotated[int, typer.Option(help="Agents, the one included that hears nobody.")] = 5,
     prompts: Annotated[int, typer.Option(help="Problems to measure for each task and topology.")] = 3,
     fill_prompts: Annotated[int, typer.Option(help="Other problems that offsets are learned from first.")] = 8,
     prompt_tokens: Annotated[int, typer.Option(help="Length of the last agent's prompt.")] = 1000,
@@ -80,7 +81,7 @@ def run(
     """Measure the method with one part changed at a time, all learning from the same observations."""
     require_writable(out)
     trial: dict[str, Any] = {
-        "agents": 5, "prompts": prompts, "fill_prompts": fill_prompts, "prompt_tokens": prompt_tokens,
+        "agents": agents, "prompts": prompts, "fill_prompts": fill_prompts, "prompt_tokens": prompt_tokens,
         "answer_tokens": answer_tokens, "repeats": 1, "seed": seed, "fill_by": "generate",
     }  # fmt: skip
     for topology in topologies.split(","):

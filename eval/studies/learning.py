@@ -43,6 +43,7 @@ def methods() -> dict[str, Method]:
 def learning(
     task: Annotated[str, typer.Option(help="Kind of text.")] = "humaneval",
     topology: Annotated[str, typer.Option(help="Who hears whom.")] = "full",
+    agents: Annotated[int, typer.Option(help="Agents, the one included that hears nobody.")] = 5,
     prompts: Annotated[int, typer.Option(help="Problems to measure.")] = 4,
     calls: Annotated[int, typer.Option(help="Calls of each agent to learn from at most.")] = max(CALLS),
     warm_calls: Annotated[int, typer.Option(help="Calls with stand-in texts, for the warmed agents.")] = 2,
@@ -62,7 +63,7 @@ def learning(
     require_writable(out)
 
     def trial(fill: int, by: str) -> Trial:
-        return Trial(topology, 5, prompts, fill, prompt_tokens, answer_tokens, 1, seed, by)
+        return Trial(topology, agents, prompts, fill, prompt_tokens, answer_tokens, 1, seed, by)
 
     warm, learned = trial(warm_calls, "prefill"), trial(calls, "generate")
     setting = Setting.load(model)

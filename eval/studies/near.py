@@ -47,6 +47,7 @@ def near(
     prompts: Annotated[int, typer.Option(help="Problems to measure.")] = 3,
     fill_prompts: Annotated[int, typer.Option(help="Other problems that offsets are learned from first.")] = 6,
     words: Annotated[int, typer.Option(help="Words changed in each document.")] = 4,
+    agents: Annotated[int, typer.Option(help="Agents, the one included that hears nobody.")] = 5,
     prompt_tokens: Annotated[int, typer.Option(help="Length of the last agent's prompt.")] = 1000,
     answer_tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.")] = 48,
     seed: Annotated[int, typer.Option(help="Chooses problems, documents and edits.")] = 0,
@@ -55,7 +56,7 @@ def near(
 ) -> None:
     """Answer with documents of which an earlier version is held, and compare with a full prefill."""
     require_writable(out)
-    trial = Trial("full", 5, prompts, fill_prompts, prompt_tokens, answer_tokens, 1, seed, "generate")
+    trial = Trial("full", agents, prompts, fill_prompts, prompt_tokens, answer_tokens, 1, seed, "generate")
     setting = Setting.load(model)
     bench = trial.prepare(setting, make_task(task).problems(), {"dense": METHODS["dense"]})
     rows: list[Row] = []

@@ -21,9 +21,9 @@ def test_so_many_words_are_replaced_by_others_of_the_text() -> None:
 
 def test_small(tmp_path: Path) -> None:
     out = tmp_path / "near.json"
-    near.near("documents", 1, 1, words=2, prompt_tokens=480, answer_tokens=4, seed=1, model=None, out=out)
+    near.near("documents", 1, 1, words=2, agents=3, prompt_tokens=440, answer_tokens=4, seed=1, model=None, out=out)
     methods = json.loads(out.read_text())["methods"]
-    assert {point["n"] for point in methods.values()} == {4}
+    assert {point["n"] for point in methods.values()} == {2}
     # what differs, and what stands in between, is computed; what is the same is not
     assert methods["held"]["new"] < methods["near"]["new"] < methods["computed"]["new"]
     assert all(point["mean_kl"] >= 0 for point in methods.values())

@@ -10,7 +10,7 @@ import pytest
 
 from eval.studies import ablations, learning, pareto
 
-SMALL = {"prompts": 1, "prompt_tokens": 440, "answer_tokens": 4, "seed": 1, "model": None}
+SMALL = {"agents": 3, "prompts": 1, "prompt_tokens": 400, "answer_tokens": 4, "seed": 1, "model": None}
 
 
 def _names(points: list[dict[str, Any]]) -> set[str]:
@@ -32,7 +32,7 @@ def test_pareto_measures_published_and_own_methods_on_the_same_prompts(tmp_path:
         "leading",
         "attended-captured",
     } <= _names(points)
-    assert {point["n"] for point in points} == {4}  # the agents that hear another
+    assert {point["n"] for point in points} == {2}  # the agents that hear another
     assert set(result["by_text"]) == {"humaneval"}
     wanted = {"method", "recompute", "reuse", "mean_kl", "top1", "first_token", "ttft_s", "dense_ttft_s", "n"}
     for point in points:
