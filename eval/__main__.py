@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from eval.pages.markdown_text import line
 from kvcomm.errors import KVCommError
 
 app = typer.Typer(
@@ -74,7 +75,7 @@ def main() -> None:
     try:
         app()
     except KVCommError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {line(str(error))}", file=sys.stderr)
         raise SystemExit(1) from None
 
 

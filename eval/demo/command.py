@@ -44,7 +44,7 @@ def demo(
 ) -> None:
     """Measure dense, exact and reused first tokens of five agents that hear each other."""
     started = time.perf_counter()
-    require_writable(out)
+    require_writable(out, ".html")
     trial = Trial("full", AGENTS, prompts, fill_prompts, prompt_tokens, answer_tokens, repeats, seed, "prefill")
     setting = Setting.load(model)
     chosen = methods(["dense", "exact", "kvcomm"])

@@ -9,7 +9,7 @@ import typer
 
 from eval.demo.page import demo_page
 from eval.demo.result import read_demo
-from eval.files.output import write_text
+from eval.files.output import beside, require_different, write_text
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -18,9 +18,10 @@ def write_page(results: Path, page: Path | None = None) -> Path:
     """Write the page of a results file, beside it if ``page`` is not given, and return its path.
 
     Raises:
-        InvalidInput: the results file cannot be read.
+        InvalidInput: the results file cannot be read, or would be replaced by the page.
     """
-    page = page or results.with_suffix(".html")
+    page = page or beside(results, ".html")[0]
+    require_different(results=results, page=page)
     write_text(page, demo_page(read_demo(results)))
     return page
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -11,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from eval.files.output import write_json
+from eval.files.reading import read_file, strict_json
 from kvcomm.errors import InvalidInput
 
 
@@ -100,6 +100,8 @@ class DemoResult:
 
 
 _SHARES = {"first_token_agreement", "top1_agreement"}
+_DURATIONS = {"ttft_dense_s", "ttft_s"}
+_MOST, _SHORTEST_S = 1e15, 1e-9
 
 
 def _fill(kind: type[Any], data: object, where: str) -> dict[str, Any]:
@@ -115,10 +117,10 @@ def _fill(kind: type[Any], data: object, where: str) -> dict[str, Any]:
             raise InvalidInput(f"{place} is missing; run the demo again")
         value = data[item.name]
         if item.type in ("float", "int"):
-            limit = 1.0 if item.name in _SHARES else math.inf
-            _check_number(value, place, limit)
-        elif item.type == "str" and not isinstance(value, str):
-            raise InvalidInput(f"{place} is {value!r}, a text is needed")
+            limit = 1.0 if item.name in _SHARES else _MOST
+            _check_number(value, place, limit, _SHORTEST_S if item.name in _DURATIONS else -1e-6)
+        elif item.type == "str":
+            _check_text(value, place)
         filled[item.name] = value
     return filled
 
@@ -126,12 +128,19 @@ def _fill(kind: type[Any], data: object, where: str) -> dict[str, Any]:
 _OPTIONAL = {item.name for item in fields(DemoResult)[6:]}
 
 
-def _check_number(value: object, place: str, limit: float = math.inf) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise InvalidInput(f"{place} is {value!r}, a finite number is needed")
-    # A mean of divergences can fall below zero by rounding.
-    if not -1e-6 <= value <= limit:
-        raise InvalidInput(f"{place} is {value!r}, it must lie between 0 and {limit:g}")
+def _check_number(value: object, place: str, limit: float = _MOST, least: float = -1e-6) -> None:
+    """A mean of divergences can fall below zero by rounding."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= limit:
+        raise InvalidInput(f"{place} is {value!r:.60}, a number between {max(least, 0.0):g} and {limit:g} is needed")
+
+
+def _check_text(value: object, place: str) -> None:
+    if not isinstance(value, str):
+        raise InvalidInput(f"{place} is {value!r:.60}, a text is needed")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput(f"{place} is {value!r:.60}, half a surrogate pair is no text") from None
 
 
 def demo_result(data: object) -> DemoResult:
@@ -150,10 +159,10 @@ def demo_result(data: object) -> DemoResult:
     for name in ("versions", "workflow_s", "yardstick"):
         entries = top.get(name, {})
         if not isinstance(entries, dict):
-            raise InvalidInput(f"demo.{name} is {entries!r}, an object is needed")
-        if name != "versions":
-            for key, value in entries.items():
-                _check_number(value, f"demo.{name}.{key}")
+            raise InvalidInput(f"demo.{name} is {entries!r:.60}, an object is needed")
+        for key, value in entries.items():
+            _check_text(key, f"a name in demo.{name}")
+            (_check_text if name == "versions" else _check_number)(value, f"demo.{name}.{key}")
     return DemoResult(**{**top, "agents": tuple(agents)})
 
 
@@ -164,8 +173,8 @@ def read_demo(path: Path) -> DemoResult:
         InvalidInput: the file is absent, is not JSON or lacks what the page needs.
     """
     try:
-        return demo_result(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+        return demo_result(strict_json(read_file(path, "a results file of `python -m eval demo`")))
+    except ValueError as error:
         if isinstance(error, InvalidInput):
             raise
-        raise InvalidInput(f"{path} cannot be read ({error}); make it with: python -m eval demo") from error
+        raise InvalidInput(f"{path} cannot be read ({error}); make it with: python -m eval demo") from None

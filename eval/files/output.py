@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from io import StringIO
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +79,50 @@ def write_figure(path: Path, figure: Any) -> None:
     write_text(path, drawn.getvalue())
 
 
-def require_writable(path: Path) -> None:
-    """Make sure, before anything is measured, that ``path`` can be written; its folder is made, the file is not.
+def beside(path: Path, *endings: str) -> tuple[Path, ...]:
+    """The files with these endings that go beside a results file.
 
     Raises:
-        InvalidInput: it cannot.
+        InvalidInput: ``path`` names no file, or has one of the endings, so that it would be replaced.
     """
+    if not path.name:
+        raise InvalidInput(f"{str(path)!r} is no file's name; give the path of a file")
+    if path.suffix in endings:
+        raise InvalidInput(f"{path} would be replaced by the {path.suffix} file beside it; give it the ending .json")
+    return tuple(path.with_suffix(ending) for ending in endings)
+
+
+def require_writable(path: Path, *endings: str) -> tuple[Path, ...]:
+    """Make sure, before anything is measured, that ``path`` and what goes beside it can be written.
+
+    Folders are made, files are not.
+
+    Returns:
+        The files ``beside`` it.
+
+    Raises:
+        InvalidInput: one of them cannot be written, or as ``beside``.
+    """
+    others = beside(path, *endings)
+    for one in (path, *others):
+        _require_writable(one)
+    return others
+
+
+def require_different(**files: Path) -> None:
+    """Make sure that no file would be written over another; the names say in an error which they are.
+
+    Raises:
+        InvalidInput: two are the same file, links of both kinds followed.
+    """
+    for (name, path), (other, place) in combinations(files.items(), 2):
+        if os.path.realpath(path) == os.path.realpath(place) or (
+            path.exists() and place.exists() and path.samefile(place)
+        ):
+            raise InvalidInput(f"{place} is the same file for {other} as for {name}; give another path")
+
+
+def _require_writable(path: Path) -> None:
     try:
         probe = _target(path).with_name(f".writing-{secrets.token_hex(8)}")
         probe.touch(exist_ok=False)

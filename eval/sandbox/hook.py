@@ -52,8 +52,10 @@ def install_hook(folder: str, readable: tuple[str, ...]) -> None:
         if event.startswith(refused):
             raise denied(f"the sandbox refuses {event}")
         if event == "import":
-            name = args[0].split(".")[-1]
-            if name in modules or kind(args[1]) is text and args[1].split("/")[-1].split(".")[0] in modules:
+            name, path = args[:2]
+            if kind(name) is not text or not (path is None or kind(path) is text):
+                raise denied("the sandbox refuses a module with such a name")
+            if name.split(".")[-1] in modules or path and path.split("/")[-1].split(".")[0] in modules:
                 raise denied(f"the sandbox refuses the module {name}")
             return
         if event == "open":

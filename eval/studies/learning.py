@@ -60,7 +60,7 @@ def learning(
     All agents are new: at 0 nothing at all was learned. Warmed agents saw prefills of their templates with texts of the
     task in the slots, nothing generated.
     """
-    require_writable(out)
+    (plot,) = require_writable(out, ".svg")
 
     def trial(fill: int, by: str) -> Trial:
         return Trial(topology, agents, prompts, fill, prompt_tokens, answer_tokens, 1, seed, by)
@@ -98,7 +98,7 @@ def learning(
         "half_of_the_gain": {name: half_of_the_gain(curve, name) for name in PAIRS},
     }
     write_json(out, result)
-    draw(result, out.with_suffix(".svg"))
+    draw(result, plot)
     print(out)
 
 

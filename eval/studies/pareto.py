@@ -79,7 +79,7 @@ def pareto(
     """Measure every method at every share on the same prompts, the pool frozen, fill and measured texts disjoint."""
     wanted = tuple(filter(None, only.split(",")))
     chosen = {n: m for n, m in points().items() if n in ("dense", "exact") or not wanted or n.startswith(wanted)}
-    require_writable(out)
+    (plot,) = require_writable(out, ".svg")
     trial: dict[str, Any] = {
         "agents": agents, "prompts": prompts, "fill_prompts": fill_prompts, "prompt_tokens": prompt_tokens,
         "answer_tokens": answer_tokens, "repeats": 1, "seed": seed, "fill_by": "generate",
@@ -97,5 +97,5 @@ def pareto(
     )
     result["equal_recompute"] = {"all": table(result["points"])} | {t: table(p) for t, p in result["by_text"].items()}
     write_json(out, {"command": command_line("pareto")} | result)
-    draw(result, out.with_suffix(".svg"))
+    draw(result, plot)
     print_points(result)

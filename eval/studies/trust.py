@@ -11,7 +11,7 @@ import torch
 import typer
 from rich.progress import Progress
 
-from eval.files.output import command_line, require_writable, write_json, write_text
+from eval.files.output import command_line, require_different, require_writable, write_json, write_text
 from eval.files.progress import stderr_console
 from eval.files.reading import read_file
 from eval.measure import Conversation, dense_answer, open_case
@@ -120,9 +120,10 @@ def trust(
     Parts that are done are kept beside the output until the whole is; a run that was cut off goes on behind them.
     """
     hard_prompts = read_file(adversarial, "a JSONL file of prompts")
-    require_writable(out)
+    (plot,) = require_writable(out, ".svg")
     if calibration is not None:
         require_writable(calibration)
+        require_different(out=out, plot=plot, calibration=calibration)
     setting = Setting.load(model)
     seen = {"shape": dict(SHAPE), "fit_prompts": fit_prompts, "prompts": prompts, "max_kl": max_kl,
             "adversarial": digest_fields(hard_prompts), "policies": repr(bounded(max_kl))}  # fmt: skip
@@ -165,5 +166,5 @@ def trust(
     points = [
         (row["predicted"], row["kl"]) for row in rows if row["method"].startswith(WATCHED) and row.get("predicted")
     ]
-    write_text(out.with_suffix(".svg"), as_svg(points, max_kl))
+    write_text(plot, as_svg(points, max_kl))
     print_figures(result["figures"])

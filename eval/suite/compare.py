@@ -22,6 +22,7 @@ import typer
 from eval.figures.sign_flip import needed, sign_flip
 from eval.figures.statistics import Estimate, by_prompt, mean_difference
 from eval.files.output import markdown_table
+from eval.pages.markdown_text import plain
 from eval.suite.files import read_suite
 from eval.suite.pairing import Rows, Unpaired, named, pair, settings
 from kvcomm.errors import InvalidInput
@@ -184,7 +185,7 @@ def _change(one: _Pair, level: float) -> Change:
 def lines(found: Comparison) -> list[str]:
     """The comparison as Markdown: other settings, what changed, what cannot be told, the rest counted and named."""
     said = [
-        *(f"{line}\n" for line in found.settings),
+        *(f"{plain(said)}\n" for said in found.settings),
         f"{len(found.changes)} figures compared, paired by prompt. A change is concluded from p ≤ {found.level:.2g} of "
         "a sign-flip test: at most 1 in 20 comparisons then sees any change where there is none. Nothing is concluded "
         f"from fewer than {found.needed} prompts. Intervals are 95 % bootstrap intervals, each figure's by itself.",
@@ -211,7 +212,7 @@ def _not_compared(unpaired: Sequence[Unpaired]) -> list[str]:
     if not counts:
         return []
     counted = ", ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in counts.items())
-    return [f"Not compared: {counted}.", "", *(f"- {one.said}" for one in unpaired)]
+    return [f"Not compared: {counted}.", "", *(f"- {plain(one.said)}" for one in unpaired)]
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

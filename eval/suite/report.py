@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from eval.files.output import write_json, write_text
+from eval.files.output import beside, require_different, write_json, write_text
 from eval.suite.doc import write_doc
 from eval.suite.files import read_suite
 from eval.suite.markdown import markdown
@@ -18,24 +18,17 @@ from kvcomm.errors import InvalidInput
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def report_paths(results: Path) -> tuple[Path, Path]:
-    """The page and the summary that go beside a results file.
-
-    Raises:
-        InvalidInput: the results file has the ending of one of them, which would replace it.
-    """
-    if results.suffix in (".html", ".md"):
-        raise InvalidInput(f"{results} would be replaced by the page or summary beside it; give it the ending .json")
-    return results.with_suffix(".html"), results.with_suffix(".md")
+PAGE_AND_SUMMARY = (".html", ".md")
 
 
-def write_report(results: Path) -> tuple[Path, Path]:
+def write_report(results: Path) -> tuple[Path, ...]:
     """Write the page and the summary of ``results`` beside it and return their paths.
 
     Raises:
-        InvalidInput: it is not a results file of the suite, or as ``report_paths``.
+        InvalidInput: it is not a results file of the suite, or as ``beside`` and ``require_different``.
     """
-    page, summary = report_paths(results)
+    page, summary = beside(results, *PAGE_AND_SUMMARY)
+    require_different(results=results, page=page, summary=summary)
     result = read_suite(results)
     write_text(page, suite_page(result))
     write_text(summary, markdown(result))
@@ -71,6 +64,9 @@ def report(
     ] = None,
 ) -> None:
     """Write the HTML page and the Markdown summary of a results file beside it, and a document with plots."""
+    if doc is not None:
+        page, summary_path = beside(results, *PAGE_AND_SUMMARY)
+        require_different(results=results, page=page, summary=summary_path, doc=doc)
     if again:
         write_json(results, figures_again(read_suite(results)))
     for path in write_report(results):

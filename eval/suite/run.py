@@ -12,7 +12,7 @@ from typing import Any
 from rich.progress import Progress
 
 from eval.closeness import closeness
-from eval.files.output import command_line, require_writable, write_json
+from eval.files.output import command_line, require_different, require_writable, write_json
 from eval.files.progress import stderr_console
 from eval.measure import Row
 from eval.methods.registry import methods as find_methods
@@ -23,9 +23,8 @@ from eval.suite.brief import brief_table, overview
 from eval.suite.files import KIND, read_suite
 from eval.suite.metrics import figures, slim, summary
 from eval.suite.presets import Cell, preset
-from eval.suite.report import report_paths, write_report
+from eval.suite.report import PAGE_AND_SUMMARY, write_report
 from eval.tasks import make_task
-from kvcomm.errors import InvalidInput
 
 
 def measure_preset(name: str, model: str | None, out: Path | None, execute: bool, jobs: int = 1, seed: int = 0) -> None:
@@ -37,7 +36,8 @@ def measure_preset(name: str, model: str | None, out: Path | None, execute: bool
     """
     cells = preset(name, seed)
     out = out or Path(f"results/{name}.json")
-    _require_room(out)
+    page, summary_path = require_writable(out, *PAGE_AND_SUMMARY)
+    require_different(out=out, page=page, summary=summary_path)
     about = {"preset": name, "command": command_line("run"), "seed": seed}
     failures = run_suite(Setting.load(model), cells, out, about, execute, jobs)
     _report(out)
@@ -51,20 +51,14 @@ def measure_task(cell: Cell, model: str | None, out: Path, execute: bool) -> Non
     Raises:
         KVCommError: as ``run_cell``, or the output cannot be where it should be.
     """
-    if out.resolve() == Path(cell.task).resolve():
-        raise InvalidInput(f"--out {out} is the task's own file; give another")
-    _require_room(out)
+    page, summary_path = require_writable(out, *PAGE_AND_SUMMARY)
+    task = {"task": Path(cell.task)} if cell.task.endswith(".jsonl") else {}
+    require_different(**task, out=out, page=page, summary=summary_path)
     setting = Setting.load(model)
     part = run_cell(setting, cell, execute)
     about = {"preset": cell.name, "command": command_line("run"), "seed": cell.trial.seed}
     _write(out, setting.describe() | {"jobs": 1}, about, [part], [])
     _report(out)
-
-
-def _require_room(out: Path) -> None:
-    """All three files can be written, which is found before anything is measured."""
-    for path in (out, *report_paths(out)):
-        require_writable(path)
 
 
 def _report(out: Path) -> None:

@@ -22,6 +22,8 @@ DATA = WheelFile(
     sha256="b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef",
 )
 _FENCE = re.compile(r"```(?:[Pp]ython|py)?[ \t]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
+_DEF = re.compile(r"^def ", re.MULTILINE)
+_INDENTED = re.compile(r"\n[ \t]+\S")
 _NEXT_TOP_LEVEL = re.compile(r"\n(?=[^\s#)\]}@])(?!def |class |import |from )")
 
 
@@ -105,6 +107,7 @@ def complete(prompt: str, answer: str, entry_point: str) -> str:
 
 def _cut(code: str) -> str:
     """``code`` up to the first line behind a function that neither defines, imports, decorates nor comments."""
-    body = re.search(r"^def .*?(?=\n[ \t]+\S)", code, re.MULTILINE | re.DOTALL)
-    end = _NEXT_TOP_LEVEL.search(code, body.end() if body else 0)
+    function = _DEF.search(code)
+    body = _INDENTED.search(code, function.end()) if function else None
+    end = _NEXT_TOP_LEVEL.search(code, body.start() if body else 0)
     return code[: end.start()] if end else code

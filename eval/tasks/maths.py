@@ -20,6 +20,7 @@ _SAID = re.compile(
 )
 _FORMULA = re.compile(r"\$([^$]+)\$")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+_SPACES = re.compile(r"[^\S\n]+")
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+)?")
 _DROPPED = re.compile(r"\\left|\\right|\\[,;:! ]|\\(?:text|mathrm|mbox)\{[^{}]*\}|\^\{?\\circ\}?|[\s$*]|\\%|%")
 
@@ -56,6 +57,7 @@ def final(answer: str) -> str | None:
 
     Of a sentence that goes on behind "answer is", it is the first formula between dollars, or the first number.
     """
+    answer = _SPACES.sub(" ", answer)
     boxed = _boxed(answer)
     if boxed is not None:
         return boxed
@@ -70,13 +72,15 @@ def final(answer: str) -> str | None:
 
 def _boxed(text: str) -> str | None:
     """Contents of the last complete ``\\boxed{…}``, braces counted."""
-    for start in reversed([match.end() for match in re.finditer(r"\\f?boxed\s*\{", text)]):
-        depth = 1
-        for end in range(start, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[end], 0)
-            if depth == 0:
-                return text[start:end]
-    return None
+    starts = {match.end() for match in re.finditer(r"\\f?boxed\s*\{", text)}
+    opened: list[int] = []
+    last = None
+    for brace in re.finditer(r"[{}]", text):
+        if brace[0] == "{":
+            opened.append(brace.end())
+        elif opened and (start := opened.pop()) in starts and (last is None or start > last[0]):
+            last = start, brace.start()
+    return None if last is None else text[slice(*last)]
 
 
 def plain(answer: str) -> str:

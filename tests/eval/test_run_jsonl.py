@@ -43,11 +43,25 @@ def test_a_users_own_task_is_measured(
     assert "score" in said.err and str(out.with_suffix(".html")) in said.out
 
 
-@pytest.mark.parametrize("name", ["own.jsonl", "run.md", "run.html"])
+@pytest.mark.parametrize("name", ["own.jsonl", "run.md", "run.html", "linked.json", "hard.json", "page.json"])
 def test_nothing_is_replaced_by_its_own_results(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Setting, "load", lambda name: pytest.fail("loaded"))
     task = tmp_path / "own.jsonl"
     task.write_text('{"question": "Which tree?", "segments": ["An alder."]}\n')
-    with pytest.raises(InvalidInput, match="own file|would be replaced"):
+    (tmp_path / "linked.json").symlink_to(task)
+    (tmp_path / "hard.json").hardlink_to(task)
+    (tmp_path / "page.html").symlink_to(task)
+    with pytest.raises(InvalidInput, match="is the same file for|would be replaced"):
         run.app(["--task", str(task), "--out", str(tmp_path / name)], standalone_mode=False)
     assert "alder" in task.read_text()
+
+
+@pytest.mark.parametrize("out", ["", ".", "loop.json"])
+def test_a_path_that_cannot_be_is_said(out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Setting, "load", lambda name: pytest.fail("loaded"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop.json").symlink_to("loop.json")
+    (tmp_path / "own.jsonl").write_text('{"question": "Which tree?", "segments": ["An alder."]}\n')
+    for what in (["--task", "own.jsonl"], ["--preset", "quick"]):
+        with pytest.raises(InvalidInput, match="is no file's name|cannot be written"):
+            run.app([*what, "--out", out], standalone_mode=False)

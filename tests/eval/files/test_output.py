@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.files.output import NotWritten, markdown_table, require_writable, write_json, write_text
+from eval.files.output import NotWritten, markdown_table, require_different, require_writable, write_json, write_text
 from kvcomm.errors import InvalidInput
 
 
@@ -73,6 +73,23 @@ def test_what_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
                  f"{tmp_path}/{'x' * 300}"):  # fmt: skip
         with pytest.raises(InvalidInput, match=r"cannot be written|give the path of a file"):
             require_writable(Path(path))
+
+
+def test_what_goes_beside_results_replaces_nothing(tmp_path: Path) -> None:
+    out, link, hard = tmp_path / "x.json", tmp_path / "y.svg", tmp_path / "z.md"
+    assert require_writable(out, ".svg", ".md") == (tmp_path / "x.svg", tmp_path / "x.md")
+    for path in (Path(""), Path("."), Path("/")):
+        with pytest.raises(InvalidInput, match="no file's name"):
+            require_writable(path)
+    with pytest.raises(InvalidInput, match=r"would be replaced by the .svg file"):
+        require_writable(tmp_path / "x.svg", ".svg")
+    out.write_text("kept")
+    link.symlink_to(out)
+    hard.hardlink_to(out)
+    require_different(results=out, page=tmp_path / "x.html")
+    for path in (link, hard, tmp_path / "more" / ".." / "x.json"):
+        with pytest.raises(InvalidInput, match="the same file for page as for results"):
+            require_different(results=out, page=path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

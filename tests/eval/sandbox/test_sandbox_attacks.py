@@ -55,12 +55,37 @@ def test_a_program_is_never_root(isolation: Way) -> None:
         "{'x86_64': 250, 'aarch64': 219}[m], 0, -3, 1",  # keyctl
         "425, 8, b'0' * 120",  # io_uring_setup
         "434, 1, 0",  # pidfd_open
+        "{'x86_64': 278, 'aarch64': 75}[m], 1, 0, 0, 8",  # vmsplice, a byte of which holds a huge page
+        "{'x86_64': 141, 'aarch64': 140}[m], 0, 0, 0",  # setpriority
+        "{'x86_64': 203, 'aarch64': 122}[m], 0, 8, b'1234567'",  # sched_setaffinity
+        "{'x86_64': 73, 'aarch64': 32}[m], 0, 2",  # flock
+        "{'x86_64': 72, 'aarch64': 25}[m], 0, 1024, 0",  # fcntl, a lease
     ],
 )
 def test_calls_that_limits_do_not_cover_are_refused(args: str, namespaces: Way) -> None:
     program = f"import platform\nm = platform.machine()\n{CALL}\ncall({args})"
     outcome = run(program, namespaces)
     assert outcome.status == "failed" and "[Errno 1]" in outcome.reason, outcome
+
+
+@pytest.mark.skipif(filter_program(True) is None, reason="no filter for this architecture")
+def test_calls_of_newer_kernels_are_not_there(namespaces: Way) -> None:
+    for number in (463, 467, 500):  # setxattrat, open_tree_attr, none yet
+        assert "[Errno 38]" in run(f"{CALL}\ncall({number}, -100, b'/', 0, 0, 0)", namespaces).reason
+    fcntl = "import fcntl; assert fcntl.fcntl(0, fcntl.F_GETFD) is not None"
+    assert run(fcntl, namespaces).reason == ""
+
+
+def test_the_hook_refuses_modules_under_borrowed_names() -> None:
+    lie = (
+        "import _imp, sys, types\nclass S(str):\n    def split(self, *a): return ['json']\n"
+        "import math\npath = {path}\n"
+        "_imp.create_dynamic(types.SimpleNamespace(name={name}, origin={origin}))"
+    )
+    path = "sys.base_prefix + '/lib/python3/lib-dynload/_ctypes.so'"
+    for name, origin in (("S('_ctypes')", "path"), ("'json'", "S(path)"), ("S('_ctypes')", "S(path)")):
+        outcome = run(lie.format(path=path, name=name, origin=origin), "audit hook")
+        assert "PermissionError: the sandbox refuses" in outcome.reason, outcome
 
 
 @pytest.mark.skipif(not os.access("/proc/sys/kernel/shmmni", os.W_OK) or os.getuid() != 0, reason="sysctls are fixed")

@@ -199,6 +199,19 @@ def test_what_is_not_compared_is_counted_named_and_fails(what: str, files: Any, 
         assert said.replace("only before", "only after") in capsys.readouterr().out
 
 
+def test_texts_of_the_files_steer_no_terminal_and_are_no_markup(files: Any, capsys: Any) -> None:
+    bad = "d\n# Head\n<script>\x1b]0;title\x07 ![i](http://127.0.0.1/x.png)"
+
+    def hostile(made: Result) -> None:
+        made["machine"] = bad
+        made["failed"] = [{"cell": bad, "error": bad}]
+
+    status(files(result(0.1, 0.5), altered(hostile)))
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown and "<script>" not in shown and "\n#" not in shown and "](" not in shown
+    assert "\\x1b]0;title\\x07" in shown
+
+
 def test_worse_goes_before_incomplete(files: Any) -> None:
     after = result(0.2, 0.5)
     after["cells"].pop()

@@ -13,7 +13,7 @@ import pytest
 from eval.suite.doc import write_doc
 from eval.suite.files import KIND, read_suite
 from eval.suite.metrics import pooled
-from eval.suite.report import write_report
+from eval.suite.report import report, write_report
 from kvcomm.errors import InvalidInput
 from tests.eval.suite.test_suite_doc import cell
 
@@ -126,3 +126,13 @@ def test_texts_of_a_file_stay_texts(good: dict[str, Any], tmp_path: Path) -> Non
         assert "<script>" not in outside
     assert "| a\\|b # &lt;script> | a\\|b # &lt;script> |" in written[1]
     assert "<script>a" not in page.read_text()
+
+
+@pytest.mark.parametrize("name", ["run.json", "run.md", "run.html", "link.md"])
+def test_a_document_replaces_no_results(good: dict[str, Any], tmp_path: Path, name: str) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(good))
+    (tmp_path / "link.md").symlink_to(path)
+    with pytest.raises(InvalidInput, match="is the same file for doc as for"):
+        report(path, again=False, doc=tmp_path / name)
+    assert json.loads(path.read_text()) == good

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from eval.sandbox.program import Outcome, Way
@@ -102,6 +104,24 @@ def test_an_answer_becomes_a_program(answer: str) -> None:
     scope: dict[str, object] = {"__name__": "answer"}
     exec(complete(PROMPT, answer, "half"), scope)  # noqa: S102
     assert scope["half"](4) == 2  # type: ignore[operator]
+
+
+LENGTH = 200_000
+LONG = [
+    piece * (LENGTH // len(piece))
+    for piece in ("def \n", "def half(x):\n", "```", "```python\n", "$", "\\text{", "\\boxed{", "1,", "1 ", "(", "{",
+                  '"', " \n", "\t", "answer is ", "\\boxed{}", "}")
+] + [f"answer is x{' ' * LENGTH}y", f"1{' ' * LENGTH}y", f"answer is{':' * LENGTH}"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["humaneval", "maths", "tools", "documents", "needle"])
+def test_a_long_answer_is_scored_at_once(name: str) -> None:
+    made = make_task(name)
+    problem = made.problems()[0]
+    started = time.process_time()
+    for answer in LONG:
+        complete(PROMPT, answer, "half") if name == "humaneval" else made.score(problem, answer)
+    assert time.process_time() - started < 5
 
 
 def test_an_unknown_task_is_named_with_the_known() -> None:
